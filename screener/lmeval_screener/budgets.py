@@ -122,14 +122,16 @@ def parsed(
 
     Raises:
         ValueError: The text is not valid JSON, or exceeds one of the limits.
-        ScreeningError: ``Timeout``, from `check_time`.
+        ScreeningError: The time for the checkpoint has run out (``Timeout``).
     """
     if len(body) > budget.size:
         raise ValueError(f"it has {len(body)} bytes, more than the limit of {budget.size}")
     # Marks in strings count too: the budget has room for them.
     marks = sum(map(body.count, (b"[", b"{", b":", b",")))
     if marks > budget.marks:
-        raise ValueError(f"it has {marks} keys and values, more than the limit of {budget.marks}")
+        raise ValueError(
+            f"it has {marks} brackets, colons and commas, more than the limit of {budget.marks}"
+        )
     objects = body.count(b"{")
     if objects > budget.objects:
         raise ValueError(f"it has {objects} objects, more than the limit of {budget.objects}")
@@ -177,17 +179,17 @@ def bundled_yaml(path: Path) -> Any:
 
 
 def load_yaml(layout: type[T], path: Path, elsewhere: Mapping[str, str] = _NONE) -> T:
-    """Read a YAML file and check it against a layout.
+    """Read a YAML file, check it against a layout, and return its content.
 
     Args:
-        layout: The expected `layout <lmeval_dispersion.layouts>`.
+        layout: The type of the expected content; see `lmeval_dispersion.layouts`.
         path: The file, bundled or a user's.
-        elsewhere: Values of the key ``role`` that belong to other kinds of files, each with the end
-            of the error for it, which begins with ``PATH holds``.
+        elsewhere: For other kinds of files, the value of their key ``role`` -> what such a file
+            holds, as the end of the error ``PATH holds …``.
 
     Raises:
-        UsageError: The file cannot be read, is not YAML in UTF-8, is of another kind, or does not
-            have the layout.
+        UsageError: The file cannot be read, is not YAML in UTF-8, has a ``role`` in ``elsewhere``,
+            or does not have the layout.
     """
     import yaml
 
@@ -278,7 +280,7 @@ def timed(remaining: Callable[[], float]) -> Iterator[None]:
     """Make `check_time` raise within this context once time has run out.
 
     Args:
-        remaining: Returns the seconds that remain, zero or less when none do.
+        remaining: Returns the seconds that remain; zero or less once time has run out.
     """
     token = _remaining.set(remaining)
     try:
@@ -296,13 +298,17 @@ def check_time() -> None:
     if remaining is not None and remaining() <= 0:
         raise ScreeningError(
             "Timeout",
-            "parsing its files takes longer than one checkpoint may take; set more seconds in "
-            "DISPERSION_TIMEOUT",
+            "parsing the checkpoint's files took longer than the time limit for one checkpoint; set "
+            "DISPERSION_TIMEOUT to more seconds",
         )
 
 
 def in_steps(values: Iterable[T], every: int = 4096) -> Iterator[T]:
-    """Yield the values, calling `check_time` before the first and after every ``every`` of them."""
+    """Yield the values; call `check_time` before the first, then once for every ``every`` values.
+
+    Raises:
+        ScreeningError: The time for the checkpoint has run out (``Timeout``).
+    """
     for number, value in enumerate(values):
         if number % every == 0:
             check_time()

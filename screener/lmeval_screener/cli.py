@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     The codes are 0, 1, 3, 4 and 5; ``--help`` says what they mean.
 
     Raises:
-        DispersionError: The screening could not be run; `main` prints it.
+        DispersionError: The screening could not be run; `main` prints the error.
     """
     one_thread()
     if args.list is not None:
@@ -289,8 +289,8 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         type=Path,
         metavar="FILE",
-        help="write the slope fitted on your results here, for `screen-checkpoints --slope` "
-        "(default: do not)",
+        help="write the slope of your results (how strongly ranks predict accuracy) to FILE, for "
+        "`screen-checkpoints --slope` (default: do not)",
     )
     add_output(parser)
     add_examples(
@@ -305,7 +305,7 @@ def run_verify(args: argparse.Namespace) -> int:
     """Run ``dispersion verify`` with parsed arguments; returns 0, whatever the verdict.
 
     Raises:
-        DispersionError: There is no verdict, or no slope to keep; `main` prints it.
+        DispersionError: There is no verdict, or no slope for ``--keep``; `main` prints the error.
     """
     output = Output.of(args)
 

@@ -80,8 +80,9 @@ class ScreeningError(DispersionError):
 
     Attributes:
         code: A key of `SCREENING_CODES`, such as ``GatedRepo``, which programs may test.
-        base: Name of the adapter's base model if that cannot be read; empty for other errors.
-        cause: Why the base cannot be read, with the step that mends it; empty for other errors.
+        base: Name of an adapter's base model if this model cannot be read (``RowsOfBase``); empty
+            for other errors.
+        cause: Why the base cannot be read, and what to do about it; empty for other errors.
 
     Raises:
         ValueError: ``code`` is not in `SCREENING_CODES`.
@@ -111,7 +112,12 @@ def cannot(code: str, reason: str, step: str) -> ScreeningError:
 class UnreadBaseError(ScreeningError):
     """An adapter keeps the output projection of its base model, which cannot be read.
 
-    The code is ``RowsOfBase``. ``base`` names the model, and ``cause`` says why it cannot be read.
+    The code is ``RowsOfBase``.
+
+    Args:
+        rows: Clause that says why the adapter's rows are those of the base.
+        base: Name of the base model.
+        cause: Why the base cannot be read, and what to do about it.
     """
 
     def __init__(self, rows: str, base: str, cause: str) -> None:

@@ -93,14 +93,17 @@ def gap(domain: ArrayLike, reference: ArrayLike, metric: Metric = "cosine") -> G
         metric: ``cosine`` or ``euclidean``.
 
     Raises:
-        GeometryError: The arrays have other shapes, or a row is not finite or, for ``cosine``, zero.
+        GeometryError: An array has another shape, or a row is not finite or, for ``cosine``, zero.
     """
     across = between(domain, reference, metric)
     return _gap(metric, Contrast(within(domain, metric), across, within(reference, metric)))
 
 
 def gaps(domain: ArrayLike, reference: ArrayLike) -> dict[Metric, Gap]:
-    """Compute :func:`gap` in every metric, with less work than one by one; returns metric -> G."""
+    """Compute G in every metric at once; returns metric -> `Gap`.
+
+    The arguments and errors are those of :func:`gap`.
+    """
     return {
         metric: _gap(metric, contrast) for metric, contrast in contrasts(domain, reference).items()
     }
@@ -120,10 +123,10 @@ class FigureDifference(NamedTuple):
 
     Attributes:
         mean: The difference.
-        se: Its standard error due to the choice of tokens, by the jackknife.
+        se: Standard error of ``mean`` due to the choice of tokens, by the jackknife.
         freedom: Degrees of freedom of ``se``: one less than the number of tokens in the smaller
-            set. Welch's estimate is larger and claims too much far out in the tails, which count
-            where many checkpoints are compared. Source: Mickey and Brown, Annals of Mathematical
+            set. Welch's larger estimate gives too small p-values far out in the tails, which matter
+            when many checkpoints are compared. Source: Mickey and Brown, Annals of Mathematical
             Statistics 37 (1966).
     """
 
@@ -133,9 +136,9 @@ class FigureDifference(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of no difference, by Student's t.
+        """Two-sided p-value of the hypothesis of no difference, by Student's t.
 
-        1 if ``mean`` is 0; else 0 if ``se`` is 0.
+        It is 1 if ``mean`` is 0, and otherwise 0 if ``se`` is 0.
         """
         if self.mean == 0:
             return 1.0
@@ -175,10 +178,13 @@ def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
 class Ratio:
     """The ratio of a checkpoint, within(T) / within(R), with its errors.
 
+    within() is the mean Euclidean distance over the pairs of a set of rows. T are a task's answer
+    tokens, or the tokens of the domain; R are everyday tokens.
+
     Attributes:
         mean: The ratio.
-        se: Its standard error by a jackknife over the tokens of T and R, with the final norm's
-            weight γ held fixed.
+        se: Standard error of the ratio by a jackknife over the tokens of T and R, with the final
+            norm's weight γ held fixed.
         rounding: Largest change of the ratio that rounding to the stored element type explains:
             three standard deviations.
         left_out_domain: The ratio without token i of T, shape (|T|,).
@@ -202,12 +208,12 @@ class Ratio:
         return self.mean - self.rounding > other.mean + other.rounding
 
     def rounding_from(self, base: Ratio) -> float:
-        """Return the largest difference from a base's ratio that rounding explains.
+        """Return the largest difference from the ratio of ``base`` that rounding explains.
 
-        Three standard deviations. A fine-tune starts from its base's numbers, so rows (or γ) that
-        are equal bit for bit have no rounding between them; for the others the coarser of the two
-        element types decides. If either ratio has no ``marks``, or their numbers of tokens differ,
-        the result is the sum of both roundings.
+        It is three standard deviations of the rounding errors. A fine-tune starts from its base's
+        numbers, so rows (or γ) that are equal bit for bit add no rounding error; for rows that
+        differ, the coarser of the two element types decides. If either ratio has no ``marks``, or
+        the numbers of tokens differ, the result is the sum of both ``rounding``.
         """
         if self.marks.shape != base.marks.shape or not len(self.marks):
             return self.rounding + base.rounding
@@ -226,7 +232,7 @@ def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype:
         dtype: Element type in which the rows are stored, such as ``BF16``.
 
     Raises:
-        GeometryError: The ratio is not defined, as too few rows are given or those of R are equal.
+        GeometryError: The ratio is not defined: there are too few rows, or all rows of R are equal.
     """
     seen_domain = norm.effective(domain)
     seen_reference = norm.effective(reference)
@@ -273,12 +279,12 @@ def _rounding(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> flo
 
 
 def storage_error(rows: NDArray[Any], dtype: str) -> Array:
-    """Return the standard deviation of each number's rounding to a stored element type.
+    """Return the standard deviation of each number's error from rounding to its element type.
 
     Args:
         rows: The numbers, shape (n, d).
-        dtype: The element type, such as ``F16``; unknown ones count as blocks of integers that
-            share a scale.
+        dtype: The stored element type, such as ``F16``. Any but the known floating-point types
+            counts as blocks of 32 integers that share a scale.
 
     Returns:
         Shape (n, d), float64, in the unit of the rows.
@@ -303,9 +309,10 @@ def _significand(dtype: str) -> int | None:
 
 
 def relative_error(dtype: str) -> float:
-    """Return the standard deviation of rounding to an element type, relative to the number.
+    """Return the standard deviation of the error from rounding, relative to the rounded number.
 
-    For types of integers, such as ``Q4_K``, it follows from their number of bits.
+    ``dtype`` is the stored element type. For quantised types, such as ``Q4_K``, the error follows
+    from the number of bits in the name (4 if there is none).
     """
     bits = _significand(dtype)
     return math.ldexp(1 / math.sqrt(3), -(_bits(dtype) if bits is None else bits))
@@ -317,11 +324,11 @@ def _bits(dtype: str) -> int:
 
 
 def figures_left_out(figures: Sequence[Gap | Ratio]) -> tuple[Array, Array]:
-    """Stack the leave-one-out values of n figures.
+    """Stack the leave-one-out values of n figures over the same tokens.
 
     Returns:
-        The figures without each token of T, shape (n, |T|), and without each token of R,
-        shape (n, |R|).
+        Each figure without each token of T, shape (n, |T|); and without each token of R, shape
+        (n, |R|).
     """
     domain = np.stack([figure.left_out_domain for figure in figures])
     reference = np.stack([figure.left_out_reference for figure in figures])
@@ -366,7 +373,7 @@ def figures_of(
         of_ratio: Number of tokens that take the place of T in the ratio.
 
     Returns:
-        Metric -> G, and the ratio; None if it was not known.
+        Metric -> G; and the ratio, None if the array holds none.
     """
     sizes = [*(14, domain, reference) * len(METRICS), 3, of_ratio, reference, 3]
     arrays = iter(np.split(numbers, np.cumsum(sizes)))

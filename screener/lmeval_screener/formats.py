@@ -21,10 +21,12 @@ class Format:
 
     Attributes:
         suffix: Suffix of the file names.
-        module: Module in ``weights.files`` that reads the headers; imported for the first file.
+        module: Module in ``weights.files`` that reads the headers; imported when the first file is
+            read.
         single: Name of the file that holds a whole model in transformers' layout. Empty for a
             format in which every file is a model with its own configuration and tokenizer.
-        index: Name of the file that lists a model's shards in that layout; empty if there is none.
+        index: Name of the file that lists a model's shards in transformers' layout; empty if the
+            format has no such file.
     """
 
     suffix: str
@@ -36,7 +38,7 @@ class Format:
         """Read the header of a file in this format.
 
         Raises:
-            ScreeningError: The file is broken, or holds what is not supported.
+            ScreeningError: The file is broken, or uses features that are not supported.
         """
         module = importlib.import_module(f"lmeval_screener.weights.files.{self.module}")
         header: Header = await module.read_header(file)
@@ -81,16 +83,20 @@ def is_gguf(path: str) -> bool:
 
 
 def format_of(path: str) -> Format:
-    """Return the format of a weights file, by its name; StopIteration for an unknown suffix."""
+    """Return the format of a weights file, by its name.
+
+    Raises:
+        StopIteration: The name has the suffix of no format.
+    """
     if is_gguf(path):
         return GGUF
     return next(kind for kind in FORMATS if path.endswith(kind.suffix))
 
 
 def holds_weights(files: Iterable[str]) -> bool:
-    """Whether any of these names is that of a model's or an adapter's weights.
+    """Whether any of the files, by its name, holds weights of a model or an adapter.
 
-    Unsupported formats count too: such a checkpoint is refused with an error, not left out.
+    Unsupported formats count, too: such a checkpoint is refused with an error, not left out.
     """
     ends = (*SUFFIXES, *UNREAD)
     return any(path.endswith(ends) and not is_training_state(path) for path in files)
@@ -106,12 +112,13 @@ def is_training_state(path: str) -> bool:
 
 
 def own_weights(files: Iterable[str]) -> list[str]:
-    """Return the files that may hold a whole model in transformers' layout; empty for none.
+    """Return the files that may hold a whole model in transformers' layout; empty if none do.
 
-    As transformers chooses them: the file with the whole model, else the shards of an index,
-    safetensors first. The index itself, read by `lmeval_screener.weights.model_files`, says which
-    of the shards it lists. If there is neither, what transformers does not load: other safetensors
-    files, or pickled shards without an index.
+    They are chosen as transformers chooses them: the file with the whole model, or, if there is an
+    index, all files that may be its shards; safetensors come before pickles. Which shards the index
+    lists is read later (`lmeval_screener.weights.model_files`). Without such a file or index, the
+    result is files that transformers does not load: other safetensors files, or else pickled shards
+    without an index.
     """
     names = set(files)
     pickled = sorted(
@@ -129,7 +136,8 @@ def own_weights(files: Iterable[str]) -> list[str]:
 def safetensors_files(files: Iterable[str]) -> list[str]:
     """Return the safetensors files that may hold a model's own weights in transformers' layout.
 
-    Judged by their names, and sorted: adapters, optimizers and files in sub-folders do not count.
+    Files are judged by their names. Adapters, optimizer states, Mistral's consolidated files and
+    files in sub-folders are left out; the result is sorted.
     """
     weights: list[str] = []
     for path in sorted(files):

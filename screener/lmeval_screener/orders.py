@@ -27,7 +27,7 @@ class Order(NamedTuple):
     metric: Distance | None = None
 
     def over(self, other: Order) -> Order:
-        """Return this order, with what it leaves open taken from ``other``.
+        """Return this order, with the fields that it leaves open taken from ``other``.
 
         >>> Order("gap").over(Order("ratio", "euclidean"))
         Order(rank_by='gap', metric='euclidean')
@@ -49,9 +49,9 @@ BY_RATIO = Order("ratio", "cosine")
 
 
 def stored_order(rank_by: Any, metric: Any) -> Order:
-    """Return the order that two values of a file name.
+    """Return the order given by two values that were read from a file.
 
-    A value other than the known figures and distances is left open (None).
+    Values that are not a known figure or distance are left open (None).
     """
     return Order(
         rank_by if rank_by in get_args(RankBy) else None,
@@ -72,11 +72,15 @@ class RankedBy:
         rank_by: Figure that ranks checkpoints: the ratio, or the gap G. Default: that of the
             family's file, else ratio.
 
-            An order by G comes without chances.
-        metric: Distance in which G is measured. Default: that of the family's file, else cosine.
-        base: Model that the others were trained from. Default: the base they name.
+            Both are described in :mod:`lmeval_screener.figures`. Chances to be the best are known
+            only for an order by the ratio.
+        metric: Distance of G. Default: the family's, else cosine.
 
-            The others are compared with it, and it is never recommended.
+            The distance between two rows of the output projection, of which G is a mean.
+        base: Base model of the others. Default: the one they name.
+
+            The model from which the other checkpoints were trained. They are compared with it, and
+            it is never recommended.
     """
 
     rank_by: Annotated[RankBy | None, Option(type=_figure)] = None

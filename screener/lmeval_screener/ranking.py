@@ -33,8 +33,8 @@ from lmeval_screener.tokens.resolution import Resolution
 from lmeval_screener.weights.copies import originals
 
 _NAMED = (
-    "taken as the base, because the others name it and no other base "
-    "(adapter_config.json, or base_model on the Hub)"
+    "taken as the base, because the other checkpoints name it as their base, and none names another "
+    "(in adapter_config.json, or as base_model on the Hub)"
 )
 
 K = TypeVar("K", bound=Hashable)
@@ -47,8 +47,8 @@ class CommonTokenizer(NamedTuple):
     """A tokenizer by which several checkpoints are compared.
 
     Attributes:
-        first: The first reading that has it.
-        rows: The compared tokens, each as its piece and the number of its row.
+        first: The first reading with this tokenizer.
+        rows: The tokens used in comparisons, each as its piece and the number of its row.
     """
 
     first: Reading
@@ -60,17 +60,17 @@ def common_tokenizers(
 ) -> dict[str, CommonTokenizer | None]:
     """Find the tokenizers by which checkpoints can be compared.
 
-    One tokenizer can replace another if each of its compared tokens is the same piece at the same
-    row there. A family is compared by one tokenizer, that of most of its checkpoints; checkpoints
-    that were given by name may have any number of them.
+    Tokenizer A can replace tokenizer B if each token that A uses in comparisons is the same piece at
+    the same row in B. A family is compared by one tokenizer, that of most of its checkpoints;
+    checkpoints that were given by name may be compared by any number of tokenizers.
 
     Args:
         family: The family of the checkpoints; None if they were given by name.
         members: The readings of the checkpoints.
 
     Returns:
-        Digest of each checkpoint's tokenizer -> the tokenizer that replaces it in comparisons; None
-        if it does not fit that of the family.
+        Digest of each checkpoint's tokenizer -> the tokenizer that replaces it in comparisons
+        (possibly itself); None if the family's tokenizer cannot replace it.
     """
     votes = Counter(member.tokenizer for member in members)
     shown = {member.tokenizer: member for member in reversed(members)}
@@ -116,13 +116,14 @@ def ranked(
 ) -> list[Screened]:
     """Group checkpoints by family (or tokenizer) and scale, and rank each group.
 
-    The ratio ranks a group if at least two candidates have one; members without a ratio are then
-    set aside. Otherwise G ranks.
+    G ranks a group if ``order`` or the family's file asks for it, or if some members have no ratio
+    and fewer than two, not counting the base, have one. Otherwise the ratio ranks, and members
+    without a ratio are set aside: they get no rank.
 
     Args:
         members: The readings.
-        order: The figure and the distance to use. What it leaves open is taken from the family's
-            file, else from `BY_RATIO`.
+        order: The figure that ranks, and the distance of G. What is left open is taken from the
+            family's file, else from `BY_RATIO`.
         bases: Labels of base models. A group without any of them takes its :func:`named_base`.
 
     Returns:
@@ -144,11 +145,11 @@ def ranked(
 
 
 def named_base(members: Sequence[Reading]) -> str:
-    """Return the name (``Reading.place``) of the base that all others in a group name; else empty.
+    """Return the name (``Reading.place``) of the base that all other members of a group name.
 
-    At least two others must be there. A member that names no base, such as a merged checkpoint,
-    does not count against it if it belongs to a training run whose other members name the base, and
-    if such members are not the majority.
+    Empty if there is no such base, or if it has fewer than two other members. Members that name no
+    base, such as merged checkpoints, are accepted if they belong to training runs whose other
+    members name the base, and if they are not the majority.
     """
     named = Counter(member.base for member in members if member.base != member.place)
     there = Counter(member.place for member in members)
@@ -269,9 +270,9 @@ def against_base(
 ) -> dict[K, Against]:
     """Compare each ratio (or G) with that of the base.
 
-    A checkpoint is above or below its base if the paired difference is significant, corrected for
-    all comparisons (Holm), and larger than rounding explains; otherwise it is level. Copies, and
-    checkpoints whose rows are the base's bit for bit, are equal.
+    A checkpoint is ``above`` or ``below`` its base if the paired difference is significant at 5 %,
+    corrected for all comparisons (Holm), and larger than rounding explains; otherwise it is
+    ``level``. Copies of the base, and checkpoints with the same rows bit for bit, are ``equal``.
 
     Args:
         base: The figure of the base.
@@ -304,11 +305,11 @@ def against_base(
 
 
 def flat_from(gaps: Sequence[Gap | Ratio], level: float) -> int:
-    """Return the first index from which on no two figures differ significantly.
+    """Return the smallest index from which on no two figures differ significantly.
 
     Args:
         gaps: Figures over the same tokens, best first.
-        level: Two-sided level of the paired test of each pair.
+        level: Two-sided significance level of the paired test of each pair.
     """
     sides = [side - side.mean(axis=1, keepdims=True) for side in figures_left_out(gaps)]
     means = np.array([gap.mean for gap in gaps])
@@ -343,7 +344,7 @@ _SCALES = {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in _KNOWN.spli
 
 
 def scale_names(readings: Sequence[Reading]) -> list[str]:
-    """Return the scale of each checkpoint, such as ``0.5B``, or ``unknown`` without a count.
+    """Return the scale of each checkpoint, such as ``0.5B``; ``unknown`` without its parameters.
 
     The checkpoints have one tokenizer. The first rule that applies decides:
 
@@ -458,12 +459,12 @@ class Agreement:
         n: Number of checkpoints.
         spearman: The correlation, in [-1, 1]; NaN for fewer than two checkpoints or equal values.
             Two checkpoints always give 1 or -1.
-        spearman_p: Its two-sided p-value: the share of the permutations of the accuracies whose
-            correlation is at least as large; NaN without a correlation. Two checkpoints always give
-            1, three at least 1/3.
-        exact: Whether all permutations were counted. Beyond nine checkpoints they are drawn with a
-            fixed seed, and the p-value is (1 + as large) / (1 + drawn).
-        permutations: Number of permutations.
+        spearman_p: Two-sided p-value of the correlation: the share of the permutations of the
+            accuracies whose correlation is at least as large in absolute value; NaN without a
+            correlation. Two checkpoints always give 1, three at least 1/3.
+        exact: Whether all permutations were counted. In groups of more than nine checkpoints they
+            are drawn with a fixed seed, and the p-value is (1 + as large) / (1 + drawn).
+        permutations: Number of permutations that were counted or drawn; 0 without a correlation.
         reason: Why the correlation is NaN; empty if it is a number.
     """
 

@@ -57,7 +57,12 @@ class _Opened:
 class Reader:
     """Reads checkpoints for one pair of token sets.
 
-    Checkpoints with the same tokenizer share its resolution, which maps the sets' words to rows.
+    Checkpoints with the same tokenizer share its `Resolution`, which maps the sets' words to rows.
+
+    Attributes:
+        reached: Set once the Hub has answered; None without a connection to the Hub.
+        sources: Opens checkpoints, wherever they are stored.
+        account: Counts the bytes and requests of the whole run.
 
     Args:
         hub: Connection to the Hub; None if every checkpoint is a folder.
@@ -93,12 +98,12 @@ class Reader:
     async def read(
         self, target: Target, account: Account, *, over: Resolution | None = None
     ) -> Reading:
-        """Read a checkpoint.
+        """Read the needed rows of a checkpoint and compute its figures.
 
         Args:
             target: The checkpoint.
             account: Counts the checkpoint's bytes and requests, and limits its time.
-            over: Rows to read in place of those that its own tokenizer gives.
+            over: Rows to read instead of those of the checkpoint's own tokenizer.
 
         Raises:
             ScreeningError: The checkpoint cannot be screened.
@@ -106,10 +111,10 @@ class Reader:
         return await account.bounded(self._read(target, account, over))
 
     async def body(self, target: Target, account: Account) -> bytes:
-        """Read a few numbers of a checkpoint's weights, by which copies are recognised.
+        """Return a few numbers of a checkpoint's weights, by which copies are recognised.
 
-        They are taken from all tensors of a local checkpoint, and from `MOST` tensors of a remote
-        one; see `read_body`.
+        The numbers are taken from all tensors of a local checkpoint, and from `MOST` tensors of a
+        remote one; see `read_body`.
 
         Raises:
             ScreeningError: The files cannot be read.
@@ -322,7 +327,7 @@ async def _read_figures(
     if max(ids) >= rows:
         raise ScreeningError(
             "TokenizerMismatch",
-            f"cannot be screened because its tokenizer has tokens up to id {max(ids)}, but "
+            f"cannot be screened because its tokenizer has a token with id {max(ids)}, but "
             f"{projection.name} has only {rows} rows; save the tokenizer that belongs to these "
             "weights with them",
         )
@@ -411,7 +416,7 @@ def _base_target(adapter: Adapter, target: Target) -> Target:
         "write the base's repository into adapter_config.json, or merge the adapter into its base"
     )
     if target.local:
-        why += f", or one that is relative to another folder than {os.getcwd()}"
+        why += f", or a path relative to another folder than {os.getcwd()}"
         step = (
             "start from the folder to which the path is relative, write the base's repository or "
             "folder into adapter_config.json (base_model_name_or_path), or merge the adapter into "

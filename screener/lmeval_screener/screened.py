@@ -60,14 +60,15 @@ class Reading:
         warnings: Sentences to read along with the figures.
         bytes_read: Bytes transferred, including those of an adapter's base; 0 if all was cached.
         requests: Number of requests, including those for an adapter's base; 0 if all was cached.
-        seconds: Time from the first request to the last row.
+        seconds: Time from the first request to the last row, in seconds.
         ratio: The ratio; None if the final norm is not known.
         no_ratio: Why there is no ratio, as a clause; empty if there is one.
         sketch: Fingerprint of the rows (`lmeval_screener.weights.copies`), by which equal rows are
             recognised; empty if unknown.
-        base: The ``place`` of the base model that an adapter or the Hub names; empty for none.
-        body: Fingerprint of the other weights (`read_body`), by which copies are recognised. The
-            digest of the files if they were not read.
+        base: The ``place`` of the base model that an adapter or the Hub names; empty if none is
+            named.
+        body: Fingerprint of the weights before the final norm (`read_body`), by which copies are
+            recognised; the digest of the weights files if these weights were not read.
         common: Digest of the tokenizer by which this checkpoint is compared with others; empty
             before that is decided.
     """
@@ -145,7 +146,7 @@ class Reading:
 
     @property
     def step(self) -> str | None:
-        """Name of the training step that this checkpoint is; None if it is none."""
+        """Name of the training step, such as ``checkpoint-500``; None if this is not a step."""
         return self.training_and_step[1]
 
     @property
@@ -155,7 +156,7 @@ class Reading:
 
     @property
     def accuracy(self) -> float | None:
-        """The accuracy that the user supplied, in its source's unit; None without one."""
+        """The accuracy that the user supplied, as a share or in per cent; None if there is none."""
         return self.target.accuracy
 
     @property
@@ -178,7 +179,7 @@ class Reading:
             notes.append(left_out_note(tokens.answers[0].group, tokens.left_out))
         if tokens.vocabulary > self.shape[0]:
             notes.append(
-                f"the tokenizer has {tokens.vocabulary} tokens, but {self.tensor} only "
+                f"the tokenizer has {tokens.vocabulary} tokens, but {self.tensor} has only "
                 f"{self.shape[0]} rows"
             )
         return tuple(filter(None, notes))
@@ -227,15 +228,15 @@ class Screened(Reading):
         scale: Size class, such as ``7B``.
         rank: Rank in its group (family and scale), 1 for the best by ``ranked_by``. Checkpoints
             with equal rows share a rank. The base, and checkpoints with its rows, do not count in
-            the ranking and get the rank of the first checkpoint that is not above them; those set
-            aside get one more than the last rank.
+            the ranking and get the rank of the first checkpoint that is not above them; checkpoints
+            that are set aside (``is_set_aside``) get one more than the last rank.
         ranked_by: The figure that ranks the group: ``ratio``, or ``gap`` for G.
         metric: Distance in which reports show G: that of the family's file, else ``cosine``.
         is_base: Whether the others of its group were trained from this checkpoint. A base is never
             recommended.
         against: The comparison with the ratio of the base; None without a base or without a ratio.
-        copy_of: Label of the checkpoint in the group whose copy this is; None if it is not one. A
-            copy has the rank of its original, even if its own G differs.
+        copy_of: Label of the checkpoint in the group of which this one is a copy; None if it is not
+            a copy. A copy has the rank of its original, even if its own G differs.
         copy_rounded: Whether copy and original agree only within the rounding of their element
             types.
         equal_rows_with: Label of another checkpoint of the group with the same rows, of which this
@@ -244,9 +245,9 @@ class Screened(Reading):
             number have the same rows. None if unknown.
         bodies: How far the other weights were compared with those of ``copy_of``, or else of
             ``equal_rows_with``.
-        chosen: Why the checkpoint is on a short list: ``rank``, or ``audit`` if it was drawn at
-            random; None if it is not on one.
-        inclusion_probability: Probability of being on the short list; None without a short list.
+        chosen: Why the checkpoint is to be evaluated: ``rank`` if it is on a short list, ``audit``
+            if it was drawn at random from the checkpoints that are not; else None.
+        inclusion_probability: Probability of being chosen; None without a short list.
     """
 
     family: str = ""
@@ -271,7 +272,7 @@ class Screened(Reading):
 
     @property
     def equals(self) -> str | None:
-        """Label of the checkpoint that this one copies or shares rows with; None for none."""
+        """Label of the checkpoint that this one copies or shares rows with; None if there is none."""
         return self.copy_of or self.equal_rows_with
 
     @property
@@ -321,7 +322,7 @@ class Failed:
 
     @property
     def repo(self) -> str:
-        """Repository or folder, as requested."""
+        """Repository, folder or address, as requested."""
         return self.target.shown
 
     @property
@@ -343,12 +344,12 @@ class Group:
     """Comparable checkpoints: those of one family (or tokenizer) and one scale, best first.
 
     Attributes:
-        family: Family; ``tokenizer:`` and a short hash if the checkpoints belong to none.
+        family: Name of the family; ``tokenizer:`` and a short hash for checkpoints of no family.
         scale: Size class, such as ``7B``.
         checkpoints: The members, best first.
-        tokenizer: Name of their tokenizer in titles, if they belong to no family.
-        own: How strongly ranks predicted accuracy in the user's own results. It counts for groups
-            of its kind; None if the user gave none.
+        tokenizer: Name of the tokenizer in titles, for checkpoints of no family.
+        own: How strongly ranks predicted accuracy in the user's own results; None if there are
+            none. Used only if its ``kind`` is that of the group.
     """
 
     family: str
@@ -362,11 +363,12 @@ class Group:
 
     @cached_property
     def trajectory(self) -> tuple[Screened, ...]:
-        """All members in the order of their training steps; empty unless all are of one run.
+        """All members in the order of their training steps; empty unless all are of one training run.
 
-        A run's members are revisions of one repository, or folders of one run. Members without a
-        step come last: models next to the steps (``merged``, ``final``), then the run's own. A base
-        from elsewhere is left out.
+        They are then revisions of one repository, or folders of one training run. Members without a
+        step come last: first models next to the steps (such as ``merged`` or ``final``), then the
+        model in the run's own folder or on the default branch. A base that is not of the run is
+        left out.
         """
         runs = {c.training_and_step[0] for c in self.checkpoints if c.step is not None}
         if not runs and len(self.checkpoints) > 1:
@@ -396,9 +398,9 @@ class Group:
 
     @cached_property
     def steps(self) -> tuple[Screened, ...]:
-        """The steps of a training run that have the figure that ranks, in order.
+        """The members that are steps of a training run, in order, without those set aside.
 
-        Empty for fewer than two. Epochs count as steps only in a run that has no other steps.
+        Empty for fewer than two steps. Epochs count as steps only in a run without other steps.
         """
         members = [c for c in self.trajectory if c.step is not None and not c.is_set_aside]
         numbered = [c for c in members if not is_epoch(c.step or "")]
@@ -407,9 +409,9 @@ class Group:
 
     @cached_property
     def neighbours(self) -> dict[Screened, Screened]:
-        """Member -> the first member at the next rank; along a training run, the step before.
+        """Member -> the first member at the next rank; in a training run, the step before.
 
-        Members without such a neighbour, like the last one, are missing.
+        Members without such a neighbour, like the member at the last rank, are missing.
         """
         if self.steps:
             return dict(pairwise(reversed(self.steps)))
@@ -441,8 +443,9 @@ class Group:
     def kind(self) -> str:
         """The kind of the checkpoints, a key of `evidence.SLOPES`; empty if chances are unknown.
 
-        They are fine-tunes, whose chances are smaller, unless a family's file calls every member a
-        base and none of them names a base of its own: then they were trained from scratch.
+        The members count as fine-tunes, whose ranks predict accuracy less well, unless a family's
+        file calls each of them a base and none names a base of its own: then they were trained from
+        scratch.
         """
         if self.figure != "ratio" or self.trajectory or self.is_noise:
             return ""
@@ -455,7 +458,8 @@ class Group:
     def slope(self) -> Slope | None:
         """How strongly ranks predict accuracy for this kind of group; None if unknown.
 
-        From the user's own results if they are of this kind, else from ours.
+        It is that of the user's own results if those are of the group's ``kind``; otherwise the one
+        that we measured.
         """
         if self.own and self.own.kind == self.kind:
             return self.own
@@ -483,16 +487,16 @@ class Group:
     def is_measured(self) -> bool:
         """Whether the chances were measured on checkpoints like these.
 
-        They were if they follow from the user's own results, or if the group is like ours.
+        They were if they follow from the user's own results, or if ``is_like_ours`` is true.
         """
         return isinstance(self.slope, Own) or self.is_like_ours
 
     @cached_property
     def chances(self) -> Chances | None:
-        """The chances that follow from the ranks; None if there are none.
+        """The chances that follow from the ranks; None if they are unknown.
 
-        There are none if G ranks, if the members are steps of a training run, if noise may explain
-        their order, or if there is only one rank.
+        They are unknown if G ranks, if the members are steps of a training run, if noise may
+        explain their order, or if there is only one rank.
         """
         if self.slope is None or self.places < 2:
             return None
@@ -527,7 +531,7 @@ class Group:
     def holds_best(self, c: Screened) -> float | None:
         """Return the chance that the best checkpoint has this member's rank or a better one.
 
-        None if unknown.
+        None if the chances are unknown or the member takes no rank.
         """
         if self.chances is None or not self.has_place(c):
             return None
@@ -536,7 +540,7 @@ class Group:
     def chance(self, better: Screened, worse: Screened) -> float | None:
         """Return the chance that ``better`` is more accurate than ``worse``; None if unknown.
 
-        It holds for checkpoints whose accuracies differ by more than 0.01.
+        The chance holds for checkpoints whose accuracies differ by more than 0.01.
         """
         if self.chances is None or not (self.has_place(better) and self.has_place(worse)):
             return None
@@ -593,12 +597,12 @@ class Group:
 
     @cached_property
     def candidates(self) -> tuple[Screened, ...]:
-        """The members that may be recommended, best first: neither the base nor set aside."""
+        """The members that may be recommended, best first: all but the base and those set aside."""
         return tuple(c for c in self.checkpoints if not c.is_base and not c.is_set_aside)
 
     @cached_property
     def set_aside(self) -> tuple[Screened, ...]:
-        """The members without the figure that ranks; they do not change the order of the others."""
+        """The members without a rank, as they lack the figure that ranks the group."""
         return tuple(c for c in self.checkpoints if c.is_set_aside)
 
     def has_place(self, c: Screened) -> bool:
@@ -626,8 +630,8 @@ def title_of(
 ) -> str:
     """Return a group's name for readers.
 
-    It is family and scale; for checkpoints given by name, what their names share, scale and
-    tokenizer.
+    The name is the family and the scale. For checkpoints of no family it is what their names share,
+    the scale and ``tokenizer``.
     """
     if not family.startswith(TOKENIZER):
         return f"{family} · {scale}"
@@ -635,11 +639,12 @@ def title_of(
 
 
 def grouped(checkpoints: Iterable[Screened], own: Own | None = None) -> tuple[Group, ...]:
-    """Gather ranked checkpoints into groups, in their order, each with a unique title.
+    """Gather ranked checkpoints into groups with unique titles, in order of appearance.
 
     Args:
         checkpoints: Ranked checkpoints.
-        own: How strongly ranks predicted accuracy in the user's own results, or None.
+        own: How strongly ranks predicted accuracy in the user's own results; None if there are
+            none.
     """
     members: dict[tuple[str, str], list[Screened]] = {}
     for checkpoint in checkpoints:

@@ -308,7 +308,7 @@ def test_a_base_is_never_worth_an_evaluation_nor_is_its_copy(night, tmp_path):
     a, b, base = (model(tmp_path / name, name) for name in ("worst", "mid", "best"))
     shutil.copytree(base, copy := tmp_path / "copy")
     code, said, moves = night(a, b, copy, more=["--base", base])
-    copied = "Not news, as far as the rows read show: copy is a copy of best."
+    copied = "Not news, judging by the rows that were read: copy is a copy of best."
     below = "Below the base best by the ratio: mid and worst."
     assert (code, said) == (
         5,
@@ -362,7 +362,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     for file in float16.glob("*.safetensors"):
         save_file({n: t.half() for n, t in load_file(file).items()}, file)
     code, said, moves = night(known, float16)
-    copy = "Not news, as far as the rows read show: float16 is a copy of known."
+    copy = "Not news, judging by the rows that were read: float16 is a copy of known."
     assert (code, said) == (0, [copy, "1 copy."])
     assert texts(moves) == {"float16": ("copy", "a copy of known")}
     assert {name: (row["rank"], row["copy_of"]) for name, row in night.rows().items()} in (
@@ -375,7 +375,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     code, said, moves = night(known, float16, model(tmp_path / "moved", "low"))
     assert said[:2] == [
         "Worth evaluating, above the former best: known (rank 1, changed).",
-        "Not news, as far as the rows read show: moved is a copy of float16.",
+        "Not news, judging by the rows that were read: moved is a copy of float16.",
     ]
     for top, names in (
         (1, {"known"}),

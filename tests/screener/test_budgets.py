@@ -105,7 +105,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({"a": entry(shape=list(range(-20_000, 0)))}, "is not a list of natural numbers"),
         ({"a": entry(dtype="x" * 10**6)}, "unknown dtype"),
         ({"a": entry(dtype=json.loads("[" * 900 + "]" * 900))}, "nested more than 12 levels deep"),
-        (b'{"a":[' + b"[]," * 3_000_000 + b"[]]}", "keys and values"),
+        (b'{"a":[' + b"[]," * 3_000_000 + b"[]]}", "brackets, colons and commas"),
         (b'{"a":[' + b'{"":{}},' * 500_000 + b"[]]}", "objects"),
         (b'{"a":"' + b"x" * HEADER.size + b'"}', "bytes, more than"),
     ],

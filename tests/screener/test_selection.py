@@ -140,7 +140,7 @@ def test_names_lists_and_selections_together_name_each_checkpoint_once(family, m
     ]
     assert (
         found.sentence
-        == "6 repositories listed, 5 selected by their present commits; left out: 1 without weights"
+        == "6 repositories listed, 5 selected, each at its current commit; left out: 1 without weights"
     )
 
 
@@ -215,7 +215,7 @@ def test_the_command_selects_plans_and_says_what_it_left_out(family, registry, c
     told = capsys.readouterr()
     plan = json.loads(told.out)
     taken = (
-        "6 repositories listed, 5 selected by their present commits; left out: 1 without weights"
+        "6 repositories listed, 5 selected, each at its current commit; left out: 1 without weights"
     )
     assert f"{taken}." in plan["answer"]
     assert taken not in told.err, "once"
@@ -267,7 +267,7 @@ def test_a_base_that_all_name_is_found_at_no_request_of_theirs(registry, listed,
     assert (labels, found.base) == (["acme/base-1"] * base, "acme/base-1" * base)
     assert (found.failed, found.exit_code) == ((), 0)
     assert (
-        "acme/base-1: taken as the base, because the others name it and no other"
+        "acme/base-1: taken as the base, because the other checkpoints name it as their base"
         in found.to_markdown()
     ) == base
     api = [request.path for request in registry.requests if request.path.startswith("/api/models")]

@@ -474,7 +474,7 @@ def test_the_base_that_all_adapters_name_is_the_zero_point(tmp_path, capsys):
         out = " ".join(capsys.readouterr().out.split())
         assert equal in out, out
         assert (
-            "base: taken as the base, because the others name it and no other" in out
+            "base: taken as the base, because the other checkpoints name it as their base" in out
         ) is said, out
     # What is named on the command line counts.
     assert main([a, b, "--base", other, "--format", "json"]) == 0

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Questioned(RankedBy):
-    """What a registry is asked.
+    """The arguments of a query of a registry.
 
     Attributes:
         file: The registry, a file that `screen-checkpoints --registry` wrote.
@@ -91,9 +91,9 @@ class Questioned(RankedBy):
 
 @takes(Questioned)
 def registry(asked: Questioned) -> Report:
-    """Ask a registry that ``screen(registry=FILE)`` wrote.
+    """Query a registry that ``screen(registry=FILE)`` wrote.
 
-    Returns `News` for ``diff``, otherwise an `Answer`.
+    Returns `News` for the action ``diff``, otherwise an `Answer`.
 
     Raises:
         UsageError: The file is not a registry or has no results; the checkpoint, domain or time is

@@ -366,9 +366,9 @@ class Opened(NamedTuple):
     """What identifies an opened checkpoint in a registry.
 
     Attributes:
-        identity: Its repository, folder or address, as `identity_of` returns it.
-        state: Its commit, or a hash of its files, as `state_of` returns it; empty if it was not
-            read.
+        identity: The checkpoint's repository, folder or address, as `identity_of` returns it.
+        state: The commit, or a hash of the files, as `state_of` returns it; empty if the checkpoint
+            could not be opened.
         private: Whether the Hub calls it private; None if unknown.
     """
 
@@ -385,7 +385,7 @@ class Session:
         run: Name of the run.
         since: The text of ``--since``; None without that option.
         ended: When the run ended (UTC); empty before :meth:`finish`.
-        begun: Start of the time that the run's news cover (UTC); None before they are made.
+        begun: Start of the time that the run's news cover (UTC); None before the news are made.
         tokens: Key of the run's pair of token sets, 32 hex digits.
         token: Short hash that identifies the Hub token of the run; empty for none.
         reused: Number of checkpoints that were taken from the registry.
@@ -433,12 +433,12 @@ class Session:
         self._write(lambda: self._put("runs", values))
 
     def pinned(self, target: Target) -> Reading | None:
-        """Return the reading that is kept for a target's commit, without opening the checkpoint.
+        """Return the reading that the registry holds for a target's commit, without any request.
 
-        None if the commit is not known in advance, or nothing is kept for it.
+        None if the commit is not known in advance, or if the registry has no reading of it.
 
         Raises:
-            ScreeningError: The kept error, if this commit cannot be screened.
+            ScreeningError: The error that the registry holds for this commit.
         """
         commit = target.revision
         private = None
@@ -454,15 +454,17 @@ class Session:
     def find(
         self, target: Target, snapshot: Snapshot, base: Snapshot | None = None
     ) -> Reading | None:
-        """Return the kept reading of a checkpoint whose files have not changed; else None.
+        """Return the reading that the registry holds for a checkpoint with these very files.
+
+        None if it holds none.
 
         Args:
             target: The checkpoint.
-            snapshot: Its files.
+            snapshot: The checkpoint's files.
             base: The files of its base, for an adapter whose base lies elsewhere.
 
         Raises:
-            ScreeningError: The kept error, if the checkpoint cannot be screened in this state.
+            ScreeningError: The error that the registry holds for these files.
         """
         state = state_of(target, snapshot, base)
         opened = Opened(identity_of(target, snapshot.repo), state, snapshot.private)
@@ -558,14 +560,14 @@ class Session:
         )
 
     def holds(self, target: Target) -> bool:
-        """Whether the registry has recorded a failure of this checkpoint in this run."""
+        """Whether this run has recorded a failure of the checkpoint in the registry."""
         return target in self._recorded
 
     def last_known(self, target: Target, error: ScreeningError) -> Reading | None:
         """Return the last reading of a checkpoint that cannot be read now.
 
-        None if it was never read, or if ``error`` shows that its weights are broken or that it is
-        gone.
+        None if the checkpoint was never read, or if ``error`` shows that its weights cannot be
+        screened or that it is gone.
         """
         if cause_of(error.code).state != "unknown":
             return None
@@ -680,8 +682,13 @@ class Session:
     def missing(self, lists: Sequence[CompleteList]) -> list[tuple[Seen, ScreeningError]]:
         """Return the known checkpoints that complete listings lack, or list without weights.
 
-        Each comes with the error to record. Checkpoints that this run has seen, and those that are
-        known to be gone, are left out.
+        Checkpoints that this run has seen, or that are known to be gone, are left out.
+
+        Args:
+            lists: Listings with all repositories of an author.
+
+        Returns:
+            The last known state of each checkpoint, with the error to record.
         """
         missing: list[tuple[Seen, ScreeningError]] = []
         if not lists:
@@ -699,10 +706,10 @@ class Session:
         return missing
 
     def can_prove(self, seen: Seen, error: ScreeningError) -> bool:
-        """Whether the Hub's answer would prove that a missing checkpoint is gone.
+        """Whether an answer of the Hub would prove that a missing checkpoint is gone.
 
-        It would if the checkpoint was public, or if this run's token has read it before. False if
-        ``error`` says already that it is gone.
+        It would if the checkpoint was public when last seen, or if this run's token has read it
+        before. False if ``error`` says already that the checkpoint is gone.
         """
         return error.code != GONE and (
             seen.private == 0 or bool(self.token and seen.token == self.token)
@@ -715,7 +722,7 @@ class Session:
     def lose(self, seen: Seen, error: ScreeningError) -> None:
         """Record that a known checkpoint failed.
 
-        The recorded error is ``Gone`` if its earlier rows prove that it was deleted.
+        The recorded error is ``Gone`` if `states.proven` says so, and ``error`` otherwise.
         """
         self._write(lambda: self._keep_seen(seen.target, Opened(seen.identity, ""), error))
 
@@ -749,10 +756,10 @@ class Session:
         requests: int,
         seconds: float,
     ) -> None:
-        """Record the end of the run with its totals, the folders that were deleted, and new names.
+        """Record the end of the run with its totals, deleted folders, and renamed checkpoints.
 
-        With ``--since last`` or ``yesterday`` it then waits, for 10 seconds at most, until the runs
-        that ended before have given their answers.
+        With ``--since last`` or ``yesterday`` the call then waits, for 10 seconds at most, until
+        runs that ended shortly before have announced their news.
 
         Args:
             checkpoints: The ranked checkpoints.
@@ -820,9 +827,10 @@ class Session:
 
 
 def identity_of(target: Target, repo: str) -> str:
-    """Return the name that all revisions of a checkpoint share.
+    """Return the name under which a registry holds all revisions of a checkpoint.
 
-    It is ``hf://ORG/NAME``, ``file://`` with the absolute path, or the address.
+    It is ``hf://ORG/NAME``, ``file://`` with the absolute path, or the address. ``repo`` is the
+    present name of the target's repository, or the address.
     """
     if target.local or (target.refused and target.refused[0] == "FolderNotFound"):
         return storable(f"file://{Path(target.repo).resolve()}")
@@ -837,7 +845,8 @@ def plain_name(identity: str) -> str:
 def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> str:
     """Return a text that changes with the files of a checkpoint.
 
-    It also changes with the files of its base, and with those of a tokenizer that was named for it.
+    It also changes with the files of ``base``, if given, and with those of a tokenizer that was
+    named for the checkpoint. For a whole repository it is the commit.
     """
     states = [_state(snapshot)]
     if base is not None:
@@ -883,17 +892,19 @@ class Seen:
 
     Attributes:
         target: The checkpoint as requested, by its present name.
-        identity: Its repository, folder or address, as `identity_of` returns it.
-        state: The commit, or a hash of a folder's listing; empty if it could not be reached.
-        error: Code of the error; empty if the checkpoint was measured.
-        message: The error in a sentence.
-        reading: The reading, which in an unknown state is the last known one; None without one.
-        as_of: Day of that last known reading, in an unknown state; otherwise empty.
+        identity: The checkpoint's repository, folder or address, as `identity_of` returns it.
+        state: The commit, or a hash of a folder's listing; empty if the checkpoint could not be
+            reached.
+        error: Code of the last error; empty if the checkpoint was read.
+        message: The error in a sentence; empty if there is none.
+        reading: The figures; if the checkpoint cannot be read now, the last known ones. None if
+            there are none.
+        as_of: Day of the reading, if the checkpoint cannot be read now; otherwise empty.
         since: Day since which the checkpoint fails; empty if it does not.
-        looked: When it was last looked for.
-        private: Whether the Hub called it private; None if unknown.
-        token: Short hash that identifies the Hub token that read it; None for a public checkpoint
-            or without a token.
+        looked: When a run last tried to read the checkpoint.
+        private: 1 if the Hub called the checkpoint private, 0 if public; None if unknown.
+        token: Short hash that identifies the Hub token that read the checkpoint; None for a public
+            checkpoint or without a token.
     """
 
     target: Target
@@ -912,7 +923,7 @@ class Seen:
     def key(self) -> int:
         """A number that identifies the figures of the reading, the same before and after ranking.
 
-        There must be a ``reading``.
+        Only for a state with a ``reading``.
         """
         assert self.reading is not None
         return id(self.reading.gaps)
@@ -928,12 +939,13 @@ def last_seen(
 ) -> list[Seen]:
     """Return the last known state of every checkpoint, the earliest known first.
 
-    A checkpoint is an identity, a revision and a file.
+    Each combination of an identity, a requested revision and a file is one checkpoint.
 
     Args:
         connection: The registry.
         tokens: Key of the pair of token sets.
-        until: A time (UTC); what was first seen later is left out. Default: nothing is.
+        until: A time (UTC); states that were first seen later are left out. Default: none are left
+            out.
         identity: Only the checkpoints of this identity. Default: all.
 
     Raises:
@@ -981,9 +993,7 @@ def last_seen(
         as_of = ""
         if reading is not None and error:
             as_of = row["last"][:10]
-            warning = (
-                f"figures as of {as_of}; the checkpoint could not be read since then ({error})"
-            )
+            warning = f"figures as of {as_of}; the checkpoint has not been readable since ({error})"
             reading = replace(reading, warnings=(*reading.warnings, warning))
         latest.append(
             Seen(

@@ -47,20 +47,22 @@ class Move:
             a known one), ``renamed``, ``gone`` or ``failed``.
         checkpoint: Label of the checkpoint.
         group: Title of its group; None without figures.
-        rank: Its rank among all checkpoints of the group in the registry; None for the base, for
-            checkpoints with the base's rows, and without figures.
-        G: Its gap G; None without figures.
-        ratio: Its ratio; None if unknown.
-        chance: Chance that it is more accurate than the former best of its group; None if unknown.
-        standing: How it compares with the former best of its group: ``above``, by more than
-            rounding and with a chance of at least 50 % or an unknown one; ``below``; ``level``,
-            within rounding or if the group has no clear order; ``first`` of a new group; ``copy``
-            of a known checkpoint; ``equal``, with the rows of another one. None for a base, for
-            weights that were announced before, and without figures.
+        rank: Rank among all checkpoints of the group in the registry; None for the base, for
+            checkpoints with the base's rows or set aside, and without figures.
+        G: Gap G of the checkpoint; None without figures.
+        ratio: Ratio of the checkpoint; None if unknown.
+        chance: Chance that the checkpoint is more accurate than the former best of its group; None
+            if unknown.
+        standing: How the checkpoint compares with the former best of its group: ``above``, by more
+            than rounding and with a chance of at least 50 % or an unknown one; ``below``;
+            ``level``, within rounding or if the group has no clear order; ``first`` of a new group;
+            ``copy`` of a known checkpoint; ``equal``, with the rows of another one. None for a
+            base, for checkpoints set aside or with weights that were announced before, and without
+            figures.
         text: The change in words.
-        name: The checkpoint's name for commands; empty if it is gone or failed.
-        error: Code of the failure, which is ``Gone`` for a deleted checkpoint; empty without one.
-        message: The failure in a sentence; empty without one.
+        name: The checkpoint's name for commands; empty if the checkpoint is gone or failed.
+        error: Code of the failure, ``Gone`` for a deleted checkpoint; empty if it did not fail.
+        message: The failure in a sentence; empty if there is none, and for deleted checkpoints.
     """
 
     what: Annotated[str, Col("What")]
@@ -80,7 +82,8 @@ class Move:
     def is_worth(self) -> bool:
         """Whether the checkpoint is worth an evaluation.
 
-        It is if it is above the former best of its group, or the best of a new group.
+        This is so if the checkpoint is above the former best of its group, or the best of a new
+        group.
         """
         return self.standing == "above" or (self.standing == "first" and self.rank == 1)
 
@@ -101,7 +104,8 @@ class News(Report):
         against_base: Sentences that compare new or changed checkpoints with their base; all
             checkpoints if the base itself has changed.
         gate: The outcome of ``--fail-if-below``; None without that option.
-        until: End (UTC) of news that are shown once more; empty for news until now.
+        until: End (UTC) of the time, for earlier news that are shown once more; empty for news
+            until now.
     """
 
     template: ClassVar[str] = "news.jinja"
@@ -121,7 +125,7 @@ class News(Report):
 
     @property
     def status(self) -> int:
-        """Exit status for failures: 3 if a checkpoint has begun to fail, else 0."""
+        """Exit status on account of failures: 3 if a checkpoint has begun to fail, else 0."""
         kinds = {move.what for move in self.moves}
         return max((cause.status for cause in CAUSES if cause.what in kinds), default=0)
 
@@ -138,8 +142,8 @@ class News(Report):
     def context(self) -> Mapping[str, Any]:
         """Return the template's values.
 
-        ``sentences`` are the answer; ``reasons`` maps each error code to the message of its first
-        failure.
+        ``sentences`` is the answer; ``reasons`` maps each error code to the message of the first
+        change with this code.
         """
         reasons = {move.error: move.message for move in reversed(self.moves) if move.message}
         return {"sentences": self._sentences(), "reasons": reasons}
@@ -147,7 +151,8 @@ class News(Report):
     def to_dict(self) -> dict[str, Any]:
         """Return the news as plain Python values, in the layout of ``dispersion-registry/1``.
 
-        The ``moves`` are its ``rows``; ``worth`` has the names of those worth an evaluation.
+        The key ``rows`` has the ``moves``; ``worth`` has the names of the checkpoints worth an
+        evaluation.
         """
         content = super().to_dict()
         del content["gate"]
@@ -162,7 +167,7 @@ class News(Report):
         groups = {
             "Worth evaluating, above the former best": by_standing["above"],
             "First of a new group": [move for move in by_standing["first"] if move.rank == 1],
-            "Not distinguishable from the former best by its rows": by_standing["level"],
+            "Not distinguishable from the former best by output rows": by_standing["level"],
         }
         sentences = [f"{words}: {_names(moves)}." for words, moves in groups.items() if moves]
         if not sentences and (by_standing["below"] or by_standing["first"]):
@@ -175,7 +180,7 @@ class News(Report):
             )
         copies = [f"{move.checkpoint} is {move.text}" for move in by_standing["copy"]]
         if copies:
-            sentences.append(f"Not news, as far as the rows read show: {some(copies)}.")
+            sentences.append(f"Not news, judging by the rows that were read: {some(copies)}.")
         begun, lasting = self._failures()
         return [
             *sentences,
@@ -239,10 +244,10 @@ def _names(moves: Sequence[Move]) -> str:
 def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:
     """Return the time that ``--since`` names, in UTC; empty for the beginning of the registry.
 
-    ``last`` is the end of the last run that announced its news to ``last`` or ``yesterday``; before
-    the first such run, the end of the last finished run. ``yesterday`` is the same, but only for
-    runs that began before today (UTC). The name of a run means its end. Anything else must be
-    a date or a time; without a time zone it is UTC.
+    ``last`` is the end of the last run that announced its news for ``last`` or ``yesterday``;
+    before the first such run, the end of the last finished run. ``yesterday`` is the same, but only
+    runs that began before today (UTC) count. The name of a run means the end of that run. Anything
+    else must be a date or a time; without a time zone it is UTC.
 
     Args:
         connection: The registry.
@@ -250,7 +255,7 @@ def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:
         tokens: Key of the pair of token sets whose runs count for ``last`` and ``yesterday``.
 
     Raises:
-        UsageError: ``since`` is none of these.
+        UsageError: ``since`` is neither of these words, nor a run, a date or a time.
     """
     if since in NIGHTLY:
         today = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}"
@@ -287,10 +292,10 @@ def _last_answer(connection: sqlite3.Connection, tokens: str, column: str, befor
 
 
 def last_announced(connection: sqlite3.Connection, tokens: str) -> tuple[str, str]:
-    """Return start and end (UTC) of the last announcement that had changes.
+    """Return start and end (UTC) of the time that the last announcement with changes covered.
 
-    A later answer *no changes* does not hide it. If nothing was announced yet, they are those of
-    the last run; both are empty if no run has finished.
+    Later announcements of *no changes* are passed over. If nothing has been announced yet, the last
+    run takes the place of the announcement. Both are empty if no run has finished.
     """
     announced, ended = connection.execute(
         "SELECT max(nullif(announced, '')), max(ended) FROM runs WHERE tokens = ?", [tokens]
@@ -333,11 +338,11 @@ def news(
         tokens: Key of the pair of token sets.
         since: The start, as :func:`since_time` returns it.
         order: The figure that ranks; what it leaves open is taken from each family's file.
-        base: Label or name of the model that the others were trained from, which is never worth an
-            evaluation. Default: the base of the last run that had one.
+        base: Label or name of the model that the other checkpoints were trained from; this model is
+            never worth an evaluation. Default: the base of the last run that had one.
         until: The end (UTC). Default: now.
-        others: Failures that the registry does not hold.
-        own: Slope of the user's own results, or None.
+        others: Further failures of the run, which the registry does not hold.
+        own: Slope of the user's own results; None if there is none.
 
     Raises:
         UsageError: The registry does not know ``base``, or is damaged.
@@ -689,7 +694,7 @@ def _alone(c: Screened, group: Group) -> _Standing | None:
 def _against(group: Group, c: Screened, champion: Screened, name: str) -> _Standing:
     """The standing of a checkpoint against the former best of its group, which has this ``name``."""
     word = _word(group, c, champion)
-    side = "not apart from" if word == "level" else word
+    side = "not distinguishable from" if word == "level" else word
     return _Standing(word, f"{side} the former best, {name}", group.chance(c, champion))
 
 

@@ -111,8 +111,8 @@ def _short(value: Any) -> Any:
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
     """Return the pair of token sets that a query is about.
 
-    It is that of the last run for ``domain``: another version of this package may have other words
-    under the same name.
+    The pair is that of the last run for ``domain``: runs of another version of this package may
+    have had other words under the same name.
 
     Args:
         connection: The registry.
@@ -138,7 +138,9 @@ def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, st
     chosen = next((row for row in rows if row["domain"] == domain), None)
     if chosen is None:
         names = ", ".join(sorted({row["domain"] for row in rows}))
-        raise UsageError(f"expected a domain of the registry ({names}), got {domain!r}")
+        raise UsageError(
+            f"expected a domain of the registry, got {domain!r}; choose from {names}",
+        )
     return chosen["tokens"], chosen["domain"], chosen["reference"]
 
 
@@ -187,7 +189,7 @@ def ranked_rows(
 def bases_among(
     connection: sqlite3.Connection, tokens: str, seen: Sequence[Seen], asked: str | None
 ) -> list[str]:
-    """Return the labels of base models.
+    """Return the labels of the checkpoints that count as base models.
 
     Args:
         connection: The registry.
@@ -218,16 +220,20 @@ class Ranked:
         checkpoint: Label.
         family: Family; None if the checkpoint is gone.
         group: Title of its group; None if it is gone.
-        rank: Rank in the group; None for a base, without the figure that ranks, and if it is gone.
-        ratio: Its ratio; None if unknown.
-        G: Its gap G; None if it is gone.
-        se: Standard error of G.
-        metric: Distance of G.
-        ranked_by: The figure that ranks its group: ``gap`` or ``ratio``.
-        holds_best: Chance that the best is at this rank or above; None if unknown.
-        revision: The commit; None for a folder.
-        copy_of: Label of the checkpoint that it copies; None if it is not a copy.
-        note: ``gone``, ``the base``, or ``as of DAY: ERROR`` for older figures; None for nothing.
+        rank: Rank in the group; None for the base, for a checkpoint with the rows of the base or
+            without the figure that ranks, and if the checkpoint is gone.
+        ratio: Ratio of the checkpoint; None if unknown or if the checkpoint is gone.
+        G: Gap G of the checkpoint; None if it is gone.
+        se: Standard error of G; None if the checkpoint is gone.
+        metric: Distance of G; None if the checkpoint is gone.
+        ranked_by: The figure that ranks the group, ``gap`` or ``ratio``; None if the checkpoint is
+            gone.
+        holds_best: Chance that the best checkpoint of the group has this rank or a better one; None
+            if unknown.
+        revision: The commit; None for a folder, and if the checkpoint is gone.
+        copy_of: Label of the checkpoint of which this one is a copy; None if it is not a copy.
+        note: ``gone``, ``the base``, ``as of DAY: ERROR`` for older figures, or why the checkpoint
+            was set aside; None if nothing of this holds.
     """
 
     checkpoint: Annotated[str, Col("Checkpoint")]
@@ -262,7 +268,8 @@ class Sighting:
     Attributes:
         requested: The requested revision; empty for the default branch.
         file: The requested file; empty for none.
-        state: The commit, or a hash of a folder's listing; empty if it could not be reached.
+        state: The commit, or a hash of a folder's listing; empty if the checkpoint could not be
+            reached.
         domain: Name of the domain's token set.
         reference: Name of the everyday token set.
         ratio: The ratio; None if unknown.
@@ -273,9 +280,9 @@ class Sighting:
         euclidean_se: Standard error of ``euclidean``.
         tensor: Name of the output projection.
         dtype: Its element type as stored.
-        first: When it was first seen in this state.
-        last: When it was last seen in this state.
-        runs: Number of the runs that saw it.
+        first: When the checkpoint was first seen in this state.
+        last: When the checkpoint was last seen in this state.
+        runs: Number of runs that saw the checkpoint in this state.
         error: Code of the error; None if the checkpoint was read.
         message: The error in a sentence; None if the checkpoint was read.
     """
@@ -304,7 +311,7 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
     """Find the one checkpoint that a label, path or address names.
 
     Returns:
-        Its identity, and its file; an empty file means every file.
+        The checkpoint's identity (see `identity_of`) and file; an empty file means every file.
 
     Raises:
         UsageError: The registry has no such checkpoint, or several.
@@ -355,8 +362,9 @@ def query(
     Args:
         connection: The registry.
         order: The figure that ranks; what it leaves open is taken from each family's file.
-        base: Label, path or address of the base model. Default: that of the last run that had one.
-        domain: Name of the domain. Default: the one with the most results.
+        base: Label, path or address of the base model. Default: the base of the last run that had
+            one.
+        domain: Name of the domain. Default: the domain with the most results.
         scale: Only groups of this scale, such as ``7B``. Default: all.
         top: Only the first ``top`` checkpoints of each group. Default: all.
 
@@ -430,7 +438,10 @@ def _ranked(c: Screened, group: Group, note: str | None) -> Ranked:
 def excerpt(kinds: Sequence[object]) -> tuple[int, ...]:
     """Return the positions of the rows that a terminal shows: the first few of each kind.
 
-    Empty, which means all, for up to 40 rows.
+    Empty, which means that all are shown, for up to 40 rows.
+
+    Args:
+        kinds: The kind of each row, such as its group.
     """
     if len(kinds) <= _LONG:
         return ()

@@ -26,13 +26,14 @@ class Cause(NamedTuple):
         event: What happened, as docs/reference/registry.md says it.
         state: ``there``, ``gone``, or ``unknown``, in which the last figures still count.
         codes: Error codes that the registry holds in this case. A code belongs to the first cause
-            that has it.
-        what: Kind of the change, as in `news.Move`: ``failed``, ``gone`` or ``renamed``; empty for
-            others.
-        first: Sentence of the first run that reports it, with ``{}`` in place of the checkpoints;
-            empty for none.
-        later: Sentence of every later run, with ``{}`` likewise; empty for none.
-        status: Exit status of the first run that reports it, 3 or 0.
+            that lists it.
+        what: Kind of the change, as in `news.Move`: ``failed``, ``gone`` or ``renamed``; empty if
+            nothing of this happened.
+        first: Sentence of the first run that reports the cause, with ``{}`` in place of the
+            checkpoints; empty if no sentence is needed.
+        later: Sentence of every later run, with ``{}`` in the same way; empty if no sentence is
+            needed.
+        status: Exit status of the first run that reports the cause, 3 or 0.
     """
 
     event: str
@@ -105,7 +106,8 @@ def cause_of(code: str, *, was_read: bool = True) -> Cause:
 
     Args:
         code: A key of `SCREENING_CODES`; empty for no error.
-        was_read: Whether the registry has figures of the checkpoint.
+        was_read: Whether the registry has figures of the checkpoint. If not, an error that leaves
+            its state unknown is an ordinary failure.
     """
     cause = _OF_CODE[code]
     return cause if was_read or cause.state != "unknown" else _NEVER_READ
@@ -114,14 +116,18 @@ def cause_of(code: str, *, was_read: bool = True) -> Cause:
 def proven(
     error: ScreeningError, identity: str, last: sqlite3.Row | None, token: str
 ) -> ScreeningError:
-    """Return an error with the code `GONE` if a missing checkpoint was deleted; else ``error``.
+    """Return a `GONE` error if the registry shows that a missing checkpoint used to be readable.
 
-    The registry's last row of the checkpoint decides.
+    Otherwise ``error`` is returned unchanged. The registry shows it if the checkpoint, when it was
+    last seen, was public or gone already, or if it was read with the same token, at an address, or
+    from a folder that was deleted (`folder_is_gone`). Checkpoints that were renamed or made
+    private, or that the token may no longer read, count as gone, too.
 
     Args:
         error: The error from reading the checkpoint.
-        identity: Its repository, folder or address.
-        last: Its last row of ``seen``, with ``was_read``; None if it has none.
+        identity: The checkpoint's repository, folder or address.
+        last: The checkpoint's last row in the table ``seen``, with ``was_read``; None if it has no
+            row.
         token: Short hash that identifies the Hub token that was used; empty for none.
     """
     if last is None or error.code not in _MISSING:

@@ -27,13 +27,13 @@ def _places(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Selecting:
-    """Which checkpoints are screened, besides those that are named.
+    """Which checkpoints are screened, in addition to those that are named.
 
     Attributes:
-        family: Family, or FILE:NAME for your own.
+        family: A whole family; FILE:NAME for your own.
         author: All models of an organisation or user.
 
-            One name, or several; listed on the Hub.
+            One name, or several; the models are listed on the Hub.
         tag: Models with this tag on the Hub.
 
             If several are given, models that have all of them.
@@ -42,12 +42,12 @@ class Selecting:
             then.
             Default: all.
 
-            A date, or ``yesterday``. With a registry, the news are in ``result.news``, and a time
-            in UTC, the name of a run, or ``last`` (the end of the last news) are possible, too.
-            ``last`` and ``yesterday`` announce each checkpoint once.
+            A date, or ``yesterday``. With a registry, the news are in ``result.news``, and the
+            value may also be a time in UTC, the name of a run, or ``last`` (the end of the last
+            news). ``last`` and ``yesterday`` announce each checkpoint once.
         limit: Only the N models that changed last. Default: all.
 
-            Of those that are listed.
+            Counted among the models that are listed on the Hub.
         demo: Screen the bundled tiny models, without a network.
     """
 
@@ -62,7 +62,7 @@ class Selecting:
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenInputs(RankedBy):
-    """By which tokens checkpoints are measured, and what else is known of them.
+    """By which tokens checkpoints are measured, and what else is known of the checkpoints.
 
     Attributes:
         domain: Words of the domain: a bundled set, SET:GROUP,GROUP or a YAML file. Default: the
@@ -74,17 +74,19 @@ class ScreenInputs(RankedBy):
             A bundled set, ``SET:GROUP,GROUP`` or a YAML file.
         tokenizer: Tokenizer for checkpoints without one.
 
-            The name of a repository, a folder, an address, or a tokenizer file.
+            The name of a repository, a folder, an address, or a tokenizer file
+            (``tokenizer.json`` or ``vocab.json``).
         results: Accuracies to compare the ranks with.
 
             lm-eval's results or samples, Inspect's logs, folders of them, or a CSV file with the
             columns repo,accuracy.
-        slope: Your own slope, of verify --keep. Default: ours.
+        slope: Your slope k, from verify --keep. Default: ours.
 
-            Chances then follow from your own results.
-        registry: Keep results here, read only new ones.
+            A file with how strongly ranks predicted accuracy in your own results; chances then
+            follow from these results.
+        registry: Keep results here; read only new ones.
 
-            An SQLite file; only new or changed checkpoints are read.
+            An SQLite file, created if it is missing; only new or changed checkpoints are read.
     """
 
     domain: Annotated[str | None, Option("SET")] = None
@@ -120,16 +122,16 @@ class ScreenArguments(Selecting, ScreenInputs):
 
 @dataclass(frozen=True, kw_only=True)
 class Showing:
-    """What only the command takes: what it prints in place of a report, or does with it.
+    """Arguments of the command only: what it prints instead of a report, or does with the report.
 
     Attributes:
-        list: Print what is bundled, and stop. Default: no.
-        dry_run: Print the requests and bytes it would take, and stop.
+        list: Print the bundled families, domains or tasks, and stop. Default: no.
+        dry_run: Print the requests and bytes needed, and stop.
         shortlist: Show ranks 1 to K of each group; without K, those that hold the best with a
             chance of 90 %. Default: all.
-        audit_sample: Add N others, drawn at random.
+        audit_sample: Add N unlisted checkpoints at random.
         emit: Write the short list and its tasks for lm-eval here. Default: nothing.
-        fail_if_below: Exit with status 4 if any is below it.
+        fail_if_below: Exit with 4 if any is below this one.
     """
 
     list: Literal["families", "domains", "tasks"] | None = None

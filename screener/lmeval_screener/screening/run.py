@@ -98,16 +98,16 @@ def floor_among(
     tokenizer: str | None = None,
     argument: str = "fail_if_below",
 ) -> Target:
-    """Return the target that an option names.
+    """Return the target that an option such as ``--fail-if-below`` names.
 
     Args:
         targets: The targets of the screening.
-        text: The option's value: a label, or a name.
+        text: The option's value: the label or the name of a checkpoint.
         tokenizer: The tokenizer for checkpoints without one.
         argument: Name of the option, for errors.
 
     Returns:
-        The one of ``targets`` that is meant; otherwise a new target.
+        The member of ``targets`` that ``text`` means; a new target if none is meant.
 
     Raises:
         UsageError: ``text`` is a mistyped label, or names several checkpoints.
@@ -137,14 +137,20 @@ class Screening:
 
     Attributes:
         arguments: The arguments of :func:`screen`.
-        answers: A task's answers to use in place of those of ``arguments.task``; None for the
-            latter.
-        fail_if_below: Label or name of the checkpoint that no other may be below; None for no gate.
+        answers: A task's answers, used instead of ``arguments.tasks``; None to use that argument.
+        fail_if_below: Label or name of the checkpoint that no other may be below; None if there is
+            no such condition.
         notice: Called with a server's name and a number of seconds when the server's rate limit
             makes the run wait.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM end the run with the results so far. Only in
             the main thread.
         on_done: Called when a checkpoint has been read or has failed; see `OnDone`.
+        order: The figure that ranks and the distance of G, as the arguments ask for them.
+        accuracies: The supplied accuracies; None if there are none.
+        slope: The user's own slope; None if there is none.
+        domain: The token set T, with its tasks and their answers.
+        reference: The token set R.
+        session: This run in the registry; None without a registry.
 
     Raises:
         UsageError: An argument, a file that it names, or DISPERSION_TIMEOUT cannot be used.
@@ -176,7 +182,9 @@ class Screening:
         except ValueError:
             self._seconds = 0.0
         if not self._seconds > 0:
-            raise UsageError(f"{TIMEOUT}: expected seconds above 0, got {given!r}")
+            raise UsageError(
+                f"{TIMEOUT}: expected seconds above 0, got {given!r}; set a number such as 60"
+            )
         self._failed: dict[Target, Failed] = {}
         self._scouts = 0  # of the Hub's checkpoints, begun
         self._unreachable: list[str] = []  # their errors, while none has reached it
@@ -185,7 +193,7 @@ class Screening:
 
     @contextlib.contextmanager
     def recorded(self, command: str) -> Iterator[Session | None]:
-        """Open the registry of the arguments for this run; yields None without one.
+        """Open the arguments' registry for this run; yields its session, or None without a registry.
 
         News count as announced only if the block ends without an error; otherwise the next run
         announces them again.
@@ -363,11 +371,11 @@ class Screening:
         """Add the targets that options name, and label all targets.
 
         Returns:
-            All targets, each once and with its label; and for the options ``fail_if_below`` and
-            ``base``, if given, the label of the target that they name.
+            All targets, each once and with its label; and a dict from ``fail_if_below`` and
+            ``base``, as far as they are given, to the label of the target that each names.
 
         Raises:
-            UsageError: An option names no single checkpoint.
+            UsageError: An option does not name exactly one checkpoint.
         """
         every = dict.fromkeys(targets)
         by_option: dict[str, Target] = {}
@@ -497,7 +505,8 @@ class Screening:
             await reached.wait()
         if len(self._unreachable) == _SCOUTS:
             why = (
-                f"not tried, because {_SCOUTS} others could not be reached: {self._unreachable[0]}"
+                f"not tried, because {_SCOUTS} other checkpoints could not be reached: "
+                f"{self._unreachable[0]}"
             )
             raise ScreeningError("Unreachable", why)
         try:

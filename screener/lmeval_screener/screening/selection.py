@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 from lmeval_dispersion.errors import UsageError, printable
 from lmeval_dispersion.report.cells import unguarded
+from lmeval_dispersion.report.declared import count
 from lmeval_screener.budgets import PAGES
 from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import run
@@ -45,12 +46,12 @@ _Entry = tuple[str, str, Listed | None]
 
 @dataclass(frozen=True)
 class Query:
-    """A listing of the Hub to request; each field that is set narrows it.
+    """A listing of models to request from the Hub; each field that is set narrows it.
 
     Attributes:
-        author: Organisation or user; None for all.
-        tags: Tags that every model must have.
-        pattern: Glob for the model's name without its author.
+        author: Organisation or user; None for any.
+        tags: Tags that every model must have; empty for any.
+        pattern: Shell pattern for the models' names without the author.
     """
 
     author: str | None = None
@@ -86,7 +87,7 @@ class CompleteList:
     Attributes:
         query: The query.
         repos: Names of the repositories.
-        without_weights: Names of those that hold no weights.
+        without_weights: Names of the repositories among them that hold no weights.
     """
 
     query: Query
@@ -96,7 +97,7 @@ class CompleteList:
     def missing(self, repo: str) -> str:
         """Return why a known repository cannot be screened any more, as a clause.
 
-        Empty if the list has it with weights, or if it does not match the query.
+        Empty if the list has the repository with weights, or if its name does not match the query.
         """
         author, _, name = repo.partition("/")
         if author != self.query.author or not fnmatch.fnmatchcase(name, self.query.pattern):
@@ -114,10 +115,11 @@ class Selected:
 
     Attributes:
         targets: The checkpoints to screen.
-        left_out: Folders next to them that hold no model.
-        complete: Listings that have all repositories of an author.
+        left_out: Folders that lie next to the checkpoints and hold no model.
+        complete: Listings with all repositories of an author that match a pattern.
         listed: Number of repositories in all listings.
-        skipped: Reason -> number of listed repositories without weights.
+        skipped: Reason, ``empty`` or ``without weights`` -> number of listed repositories that are
+            not screened for this reason.
         account: Requests and bytes of the listings.
     """
 
@@ -142,9 +144,12 @@ class Selected:
         if not self.listed:
             return ""
         chosen = sum(target.listed is not None for target in self.targets)
-        sentence = f"{self.listed} repositories listed, {chosen} selected by their present commits"
+        sentence = (
+            f"{count(self.listed, 'repository', 'repositories')} listed, {chosen} selected, each at "
+            "its current commit"
+        )
         if self.skipped:
-            left_out = ", ".join(f"{count} {why}" for why, count in self.skipped.items())
+            left_out = ", ".join(f"{number} {why}" for why, number in self.skipped.items())
             sentence += f"; left out: {left_out}"
         return sentence
 
@@ -158,7 +163,8 @@ def select(arguments: ScreenArguments, notice: Notice | None = None) -> Selected
 
     Raises:
         ScreeningError: A listing cannot be read.
-        UsageError: An argument or a list cannot be used as given, or a listing has no models.
+        UsageError: An argument, or the list on standard input, cannot be used as given, or a
+            listing has no models.
     """
     limit = arguments.limit
     options = _queries(arguments)
@@ -214,7 +220,7 @@ def _queries(arguments: ScreenArguments) -> list[Query]:
 
 
 def several(given: str | Iterable[str]) -> list[str]:
-    """Return the values of an argument that takes one or several."""
+    """Return as a list the values of an argument that takes one text or several."""
     return [given] if isinstance(given, str) else list(given)
 
 
@@ -296,9 +302,10 @@ def read_list(file: TextIO) -> list[str]:
 
 
 def query_of(text: str) -> Query | None:
-    """Return the query that a text such as ``ORG/*`` means.
+    """Return the query for the listing that a text such as ``ORG/*`` means.
 
-    None for any other text, and if there is a local folder ORG.
+    None for any other text, and, unless the text begins with ``hf://``, if there is a local folder
+    ORG or a path that matches.
 
     >>> query_of("Qwen/Qwen2.5-*").words, query_of("Qwen/Qwen2.5-7B")
     ('Qwen/Qwen2.5-*', None)

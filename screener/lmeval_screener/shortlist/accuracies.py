@@ -36,10 +36,10 @@ class Rated:
     """One accuracy from a user's source, with the names that the source gives its checkpoint.
 
     Attributes:
-        name: Repository or folder.
+        name: Repository or folder of the checkpoint.
         revision: Revision; None if the source gives none.
         accuracy: The accuracy, as a share or in per cent.
-        place: File and line that it comes from.
+        place: File, and line of a CSV file, from which the accuracy was read.
         file: Name of the checkpoint's GGUF file; None if the source gives none.
         label: The checkpoint's label in a report; None if the source gives none.
     """
@@ -60,8 +60,8 @@ class Accuracies:
         rated: The accuracies.
         meaning: The source in words, such as task, metric and file.
         complete: Whether each accuracy must belong to a screened checkpoint.
-        dropped: Number of checkpoints that a race dropped before they had answered everything.
-            Those that remain were then chosen by their results.
+        dropped: Number of checkpoints that a race dropped before they had answered all questions.
+            If there are any, the checkpoints with an accuracy were chosen by their results.
     """
 
     rated: tuple[Rated, ...]
@@ -70,15 +70,15 @@ class Accuracies:
     dropped: int = 0
 
     def of(self, targets: Sequence[Target]) -> list[Target]:
-        """Return the targets, each with its accuracy from this source; None where it has none.
+        """Return the targets, each with its accuracy from this source, or None if there is none.
 
         Args:
             targets: Targets with labels.
 
         Raises:
-            UsageError: A name fits several targets, or a target has two accuracies. Also if no name
-                fits any target, or one of a ``complete`` source fits none, unless a target could
-                not be resolved.
+            UsageError: A name fits several targets, or a target has two accuracies. If all targets
+                could be resolved, also if no name fits any target, or if a name in a ``complete``
+                source fits none.
         """
         names = _Names(targets)
         labels = [target.label for target in targets]
@@ -125,7 +125,8 @@ def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
     Args:
         source: A file or folder of lm-eval's results or samples, with ``:TASK`` if they hold
             several tasks; or a CSV file with the columns ``repo`` and ``accuracy``.
-        metric: ``[FILTER/]METRIC`` of the results. Default: as in `dispersion compare`.
+        metric: ``[FILTER/]METRIC`` of the results. Default: the accuracy that `dispersion compare`
+            takes, too.
 
     Raises:
         UsageError: The source cannot be read, holds several tasks, or has results of different
@@ -394,10 +395,10 @@ def _unlike(task: str, scored: Iterable[tuple[Rated, Results]]) -> list[str]:
             )
         if first.version != prompt.version:
             versions = f"{_given(first.version)} and {_given(prompt.version)}"
-            notes[f"the results are of the task's versions {versions}"] = None
+            notes[f"the results are of different versions of the task: {versions}"] = None
         if first.limit != prompt.limit:
             limits = f"{_given(first.limit)} and {_given(prompt.limit)}"
-            notes[f"the results have the limits {limits}, so their questions differ"] = None
+            notes[f"the results have different limits, {limits}, so their questions differ"] = None
     return list(notes)
 
 

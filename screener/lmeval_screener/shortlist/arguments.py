@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verifying(Judge):
-    """All arguments of a verdict on a short list.
+    """All arguments of ``verify``, which judges a screen by the results for a short list.
 
     Attributes:
-        manifest: manifest.json, or its folder.
+        manifest: manifest.json of a short list, or its folder.
 
-            It is of a short list, as ``--emit`` wrote it.
+            As ``screen-checkpoints --emit FOLDER`` wrote them.
         results: Results or samples of lm-eval, logs of Inspect, or folders of them (PATH:TASK if
             they hold several tasks); or a CSV file with the columns repo,accuracy. Default: the
             results in the folder of MANIFEST.

@@ -27,12 +27,15 @@ class GroupChoice:
     """The checkpoints of one group that are to be evaluated.
 
     Attributes:
-        group: The group's candidates, with ``chosen`` and ``inclusion_probability`` set. On the
-            list these are ``rank`` and 1. For the others, ``chosen`` is ``audit`` for those drawn
-            at random and None for the rest, and the probability is the share that is drawn.
-        k: Number of first ranks that the list takes; checkpoints with equal rows share a rank.
+        group: The group's candidates, with two more fields set. ``chosen`` is ``rank`` for those on
+            the short list, ``audit`` for those drawn at random from the rest, and None for all
+            others. ``inclusion_probability`` is 1 on the list, and otherwise the share of the rest
+            that is drawn.
+        k: Number of ranks, from the first, that the list takes; checkpoints with equal rows share a
+            rank.
         places: Number of ranks in the group.
-        unranked: Number of listed checkpoints that have no rank, as they have their base's rows.
+        unranked: Number of checkpoints on the list that have no rank, as they have the rows of
+            their base.
         kind: Kind of the group, as in `Group.kind`.
     """
 
@@ -49,12 +52,12 @@ class GroupChoice:
 
     @cached_property
     def audit(self) -> tuple[Screened, ...]:
-        """The members that were drawn at random from the others, best first."""
+        """The candidates that were drawn at random from those not on the list, best first."""
         return tuple(c for c in self.group.checkpoints if c.chosen == "audit")
 
     @property
     def chosen(self) -> tuple[Screened, ...]:
-        """All members to evaluate: the short list, then those drawn at random."""
+        """All candidates to evaluate: the short list, then those drawn at random."""
         return (*self.listed, *self.audit)
 
     def sentence(self) -> str:
@@ -78,10 +81,11 @@ class Shortlist:
     """The checkpoints of a screening that are to be evaluated.
 
     Attributes:
-        k: Number of first ranks that were asked for in each group. If none was, the largest number
-            that a group's list takes.
-        audit_sample: Number of others that are drawn at random from each group.
-        seed: Seed of this draw.
+        k: Number of ranks, from the first, that were asked for in each group. If no number was
+            given, the largest number that a group's list takes.
+        audit_sample: Number of checkpoints to draw at random from those of each group that are not
+            on its list; all of these if there are fewer.
+        seed: Seed of the random draw.
         groups: The choice in each group.
     """
 
@@ -99,10 +103,7 @@ class Shortlist:
         return tuple(itertools.chain.from_iterable(choice.chosen for choice in self.groups))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings and a summary of each group's list.
-
-        JSON output and the manifest have them in this form.
-        """
+        """Return the settings and a summary of each group's list, as in JSON and the manifest."""
         groups = []
         for choice in self.groups:
             groups.append(
@@ -125,7 +126,7 @@ class Shortlist:
         }
 
     def sentence(self) -> str:
-        """Return one sentence that says how many checkpoints are listed."""
+        """Return one sentence that says how many checkpoints are on the list, and of how many."""
         if len(self.groups) == 1:
             return f"Short list: {self.groups[0].sentence()}."
         total = 0
@@ -151,10 +152,11 @@ def shortlist(
 
     Args:
         groups: The ranked groups.
-        k: Number of first ranks to take in each group. Default: as many as hold the best checkpoint
-            with a chance of 90 %, all if no chances are known.
-        audit_sample: Number of the others to draw at random in each group.
-        seed: Seed of this draw.
+        k: Number of ranks to take in each group, from the first. Default: as many as hold the best
+            checkpoint with a chance of 90 %; all if no chances are known.
+        audit_sample: Number of checkpoints to draw at random in each group from those that are not
+            on the list.
+        seed: Seed of the random draw.
 
     Raises:
         UsageError: ``k`` is below 1, or ``audit_sample`` below 0.

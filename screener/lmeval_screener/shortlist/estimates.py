@@ -30,13 +30,14 @@ _HARDLY = 0.5  # wrong pairs, as if all were independent, below which errors say
 
 @dataclass(frozen=True, eq=False)
 class GroupResults:
-    """The results of one group's n candidates, against the figure that ranks them.
+    """The accuracies of one group's n candidates, with the figure that ranks them.
 
     Attributes:
-        figure: The figure that ranks, larger for the better, shape (n,).
-        accuracies: The results, shape (n,); NaN for a candidate without one.
-        listed: Whether a candidate was on the short list, shape (n,).
-        audited: Whether it was drawn at random from the others, shape (n,).
+        figure: The ranking figure, shape (n,); higher is better.
+        accuracies: The measured accuracies, shape (n,); NaN for a candidate without a result.
+        listed: Whether each candidate was on the short list, shape (n,).
+        audited: Whether each candidate was drawn at random from those not on the short list, shape
+            (n,).
     """
 
     figure: Array
@@ -53,8 +54,8 @@ class GroupResults:
     def design(self) -> Design:
         """Which of the candidates have results, in one word.
 
-        ``none``: fewer than two; ``all``: every candidate; ``audit``: the whole list and some of
-        those drawn at random; ``list``: any other two or more.
+        ``none``: fewer than two; ``all``: every candidate; ``audit``: not all, but the whole list
+        and at least one of those drawn at random; ``list``: any other two or more.
         """
         if self.known.sum() < 2:
             return "none"
@@ -69,8 +70,8 @@ class GroupResults:
     def used(self) -> NDArray[np.int64]:
         """Positions of the results that form pairs, shape (used,).
 
-        These are all results; with the design ``audit``, those of candidates that were on the list
-        or drawn at random.
+        All results form pairs; with the design ``audit``, only those of candidates that were on the
+        list or drawn at random.
         """
         mask = self.known
         if self.design == "audit":
@@ -86,21 +87,22 @@ class GroupResults:
     def stands_for_all(self) -> bool:
         """Whether the pairs with results represent all pairs of candidates.
 
-        They do if all have results, and with the design ``audit`` if at least two were drawn at
-        random, or if only one candidate is not on the list: a single one of several forms no pair
-        with another.
+        They do if all candidates have results. With the design ``audit`` they do if at least two of
+        the candidates drawn at random have results, or if only one candidate is not on the list:
+        from a single one of several, nothing is known of the pairs among these.
         """
         drawn = int((self.audited & self.known).sum())
         return self.design == "all" or (self.design == "audit" and (drawn > 1 or self.others == 1))
 
     def pair_sums(self) -> tuple[Array, Array]:
-        """Sum the weights of each used result's pairs, for an unbiased estimate over all pairs.
+        """Sum the weights of the pairs of each result in ``used``.
 
-        A pair weighs one over the probability that both of its candidates were evaluated.
+        With these weights, estimates over all pairs of candidates have no bias: a pair weighs one
+        over the probability that both of its candidates were evaluated.
 
         Returns:
-            For each used result, the weight of its pairs in the right order, where a tie counts
-            half, and of all its pairs; both of shape (used,).
+            For each result, the total weight of its pairs in the right order, where a tie counts
+            half; and the total weight of all its pairs. Both have the shape (used,).
         """
         drawn = self.audited[self.used]
         m = int(drawn.sum())
@@ -125,20 +127,19 @@ def _signs(values: Array) -> Array:
 
 
 def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
-    """Estimate the share of pairs that the figures order as the accuracies do.
+    """Estimate the share of pairs of checkpoints that the figures order as the accuracies do.
 
-    Pairs are formed inside each group. The estimate is for all pairs of candidates if all have
-    results, or the short list and at least two of those drawn at random; otherwise for the pairs
-    with results.
+    Pairs are formed inside each group. The estimate is for all pairs of candidates where
+    ``stands_for_all`` is true, and otherwise for the pairs with results.
 
-    The 95 % interval is for checkpoints like these. It uses the variance of a mean over pairs
-    (Hoeffding, Annals of Mathematical Statistics 19, 1948), on the logit's scale with Student's t.
-    If hardly any pair is wrong, or right, an end is that of equally many independent pairs that are
-    all right, or wrong.
+    The 95 % interval generalises to further checkpoints of the same kind. It uses the variance of a
+    mean over pairs (Hoeffding, Annals of Mathematical Statistics 19, 1948), on the logit scale with
+    Student's t. If almost all pairs are right (or wrong), one end of the interval is replaced by
+    that for as many independent pairs that are all right (or wrong).
 
     Returns:
-        The share with its interval. All are NaN without a pair; the interval is 0 to 1 if there are
-        too few checkpoints to estimate an error.
+        The share, in [0, 1], with its interval; all NaN if there is no pair. The interval is 0 to 1
+        if there are too few checkpoints to estimate an error.
     """
     parts = [group.pair_sums() for group in groups if group.design != "none"]
     if not parts:
@@ -177,25 +178,30 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
 
 
 def missed(group: GroupResults) -> dict[str, float | None]:
-    """Find what the short list of one group missed, as fields of a verdict.
-
-    An audit below means that the whole list has results, and some of the candidates that were drawn
-    at random from the others.
+    """Find what the short list of one group missed, as fields of a `GroupVerdict`.
 
     Returns:
-        Empty if no checkpoint on the list has a result; else:
+        Empty if no checkpoint on the list has a result. Otherwise, in every case:
 
         - ``best``: best accuracy on the list;
         - ``seen``: best known accuracy minus ``best``;
         - ``others``: number of candidates that are not on the list;
-        - ``drawn``: number of results of candidates drawn at random; 0 without an audit;
-        - ``better_seen``: number of these that are better than ``best``; 0 without an audit;
-        - ``regret``: best accuracy of all minus ``best``; only if all have results;
-        - ``at_random``: mean regret of an equally long list drawn at random; likewise;
-        - ``better``: number of others that are better than ``best``, counted if all have results,
-          estimated from an audit;
-        - ``better_low``, ``better_high``: exact 95 % interval of ``better``;
-        - ``excess``: mean lead of all others over ``best``, 0 for worse ones; likewise.
+        - ``drawn``: with the design ``audit``, number of results of candidates drawn at random;
+          else 0;
+        - ``better_seen``: number of the ``drawn`` results that are better than ``best``.
+
+        With the designs ``all`` (counted) and ``audit`` (estimated from the ``drawn`` results):
+
+        - ``better``: number of the ``others`` that are better than ``best``;
+        - ``better_low``: lower end of the exact 95 % interval of ``better``;
+        - ``better_high``: upper end of this interval;
+        - ``excess``: by how much the ``others`` are better than ``best`` on average, where worse
+          ones count 0.
+
+        With the design ``all`` only:
+
+        - ``regret``: best accuracy of all candidates minus ``best``;
+        - ``at_random``: expected regret of an equally long list that is drawn at random.
     """
     listed = group.accuracies[group.listed & group.known]
     if not len(listed):
@@ -241,9 +247,9 @@ def _mean_lead(accuracies: Array, best: float) -> float:
 
 
 def best_at_random(values: Array, size: int) -> float:
-    """Return the expected maximum of values drawn at random without replacement.
+    """Return the expected maximum of ``size`` values drawn at random without replacement.
 
-    The k-th smallest is the best of C(k - 1, size - 1) of the C(n, size) draws.
+    The k-th smallest of the n values is the maximum in C(k - 1, size - 1) of C(n, size) draws.
 
     Args:
         values: The values to draw from, shape (n,).
@@ -261,13 +267,14 @@ def best_at_random(values: Array, size: int) -> float:
 def count_bounds(hits: int, drawn: int, others: int) -> Bounds:
     """Return the 95 % interval of the number of hits in a population, given a random sample.
 
-    It holds every number that an exact hypergeometric test does not reject, with 2.5 % on each
-    side, and covers the true number in at least 95 % of draws.
+    A hit is a member with some property, such as being better than the short list's best. The
+    interval holds every number that an exact hypergeometric test at 2.5 % on each side does not
+    reject; it covers the true number in at least 95 % of draws.
 
     Args:
         hits: Number of hits in the sample.
         drawn: Size of the sample.
-        others: Size of the population.
+        others: Size of the population from which the sample was drawn.
     """
     whole = _log_choose(others, drawn)
 

@@ -23,8 +23,8 @@ _SECONDS = 20.0  # to open one checkpoint
 def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model arguments with which lm-eval loads a checkpoint.
 
-    An adapter becomes ``peft`` on the arguments of its base; other checkpoints keep their
-    arguments.
+    For an adapter these are the arguments of its base, with the adapter as ``peft``; for other
+    checkpoints, ``arguments`` as they are.
 
     Raises:
         ScreeningError: As :func:`on_base`.
@@ -47,7 +47,7 @@ def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def on_base(target: Target) -> Target:
     """Return an adapter's target with its commit and its base.
 
-    A whole model, and a repository that cannot be read, are returned unchanged.
+    The target of a whole model, or of a repository that cannot be read, is returned unchanged.
 
     Raises:
         ScreeningError: The adapter names no usable base (AdapterOnly), its configuration is broken

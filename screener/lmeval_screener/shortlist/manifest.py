@@ -53,7 +53,8 @@ def check_emit(folder: Path, domain: TokenSet, targets: Sequence[Target]) -> Non
         targets: The checkpoints to screen.
 
     Raises:
-        UsageError: The folder is not empty, no task is named, or lm-eval cannot read a checkpoint.
+        UsageError: The folder is not empty, no task is named, or lm-eval cannot load one of the
+            checkpoints.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
@@ -93,11 +94,11 @@ def emit(
         head: The screening's settings and failures, as `Result.head` returns them.
         chosen: The short list.
         tasks: Tasks of lm-eval.
-        command: The command, as the manifest records it.
+        command: The command line of the screening, which the manifest records.
 
     Raises:
         DispersionError: A file cannot be written.
-        ScreeningError: An adapter has no usable base; see `on_base`.
+        ScreeningError: An adapter on the list has no usable base; see `on_base`.
     """
     members = chosen.chosen
     downloads = ""
@@ -165,7 +166,7 @@ def manifest_dict(
         head: The screening's settings and failures, as `Result.head` returns them.
         chosen: The short list.
         tasks: Tasks of lm-eval.
-        command: The command that made the list.
+        command: The command line of the screening.
     """
     candidates = []
     for choice in chosen.groups:
@@ -221,14 +222,15 @@ class Candidate:
     """One checkpoint in a manifest.
 
     Attributes:
-        target: The checkpoint, to which results are matched by name; it holds the accuracy.
+        target: The checkpoint, to which results are matched by name; its ``accuracy`` is the result
+            that was found.
         revision: The commit that was screened; None for a folder.
         group: Family and scale.
-        chosen: Why it is to be evaluated: ``rank``, or ``audit`` if it was drawn at random; None if
-            it is not.
-        rank: Rank in its group.
-        G: Its gap G.
-        ratio: Its ratio; None if unknown.
+        chosen: Why the checkpoint is to be evaluated: ``rank`` if it is on the short list, ``audit``
+            if it was drawn at random; None if it is not to be evaluated.
+        rank: Rank in the group.
+        G: Gap G of the checkpoint.
+        ratio: Ratio of the checkpoint; None if unknown.
         equal_rows: Whether another checkpoint of the group has the same rows without being a copy.
     """
 
@@ -243,7 +245,7 @@ class Candidate:
 
     @property
     def accuracy(self) -> float:
-        """The candidate's accuracy; NaN if it has none."""
+        """The candidate's accuracy, as a share or in per cent; NaN if it has no result."""
         return math.nan if self.target.accuracy is None else self.target.accuracy
 
 
@@ -253,10 +255,11 @@ class Manifest:
 
     Attributes:
         domain: Name of the domain's token set.
-        k: Number of first ranks that the list takes in each group.
-        audit_sample: Number of others that were drawn at random in each group.
+        k: Number of ranks, from the first, that the list takes in each group, at most.
+        audit_sample: Number of checkpoints not on the list that were to be drawn at random in each
+            group.
         candidates: All ranked checkpoints, best first in each group.
-        place: The file.
+        place: Path of the file.
         task: Task of the screening; empty if the file names none.
         ranked_by: The figure that ranked, ``gap`` or ``ratio``; empty if unknown.
         base: Name of the base model; empty without one.
@@ -333,7 +336,7 @@ def read_shortlist_manifest(path: Path) -> Manifest:
         path: The file, or the folder that ``--emit`` wrote.
 
     Raises:
-        UsageError: The file cannot be read, or holds something else.
+        UsageError: The file cannot be read, is not such a manifest, or is damaged.
     """
     file = path / FILE if path.is_dir() else path
     hint = "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
@@ -356,7 +359,8 @@ def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
     candidates = [_candidate(entry) for entry in given["candidates"]]
     if not candidates:
         raise UsageError(
-            f"{place}: expected at least one candidate, got none; screen checkpoints first"
+            f"{place}: expected at least one candidate, got none; screen some checkpoints, and write "
+            "the list again"
         )
     targets = labelled([c.target for c in candidates])
     pairs = zip(candidates, targets, strict=True)

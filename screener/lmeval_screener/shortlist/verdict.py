@@ -44,34 +44,39 @@ USEFUL = 2 / 3  # decision accuracy that results should be enough to show
 class GroupVerdict:
     """The verdict on one group, or on all groups together.
 
-    A figure that is not defined is None. From ``best`` on, the fields are those of
-    `estimates.missed`, and None unless the verdict is on one group with a result on its list.
+    A figure that is not defined is None. The fields from ``best`` on are those of
+    `estimates.missed`; they are None in the verdict on several groups, and if no checkpoint on the
+    list has a result.
 
     Attributes:
         group: Title of the group; ``all groups`` for the verdict on all.
-        outcome: ``works``; ``misleads``, if the order is reversed; ``chance``, if it is no better
-            than a random order; or ``unknown``, if there are too few results.
+        outcome: ``works``; ``misleads``, if the order is reversed; ``chance``, if the order is no
+            better than a random one; or ``unknown``, if there are too few results.
         results: Number of candidates with a result.
         candidates: Number of screened checkpoints.
         spearman: Rank correlation of the screen's order with the results, inside groups.
         p: Two-sided p-value of the correlation, by permutation.
         right: Share of pairs that the screen orders as the results do.
-        low, high: 95 % interval of ``right``.
+        low: Lower end of the 95 % interval of ``right``.
+        high: Upper end of this interval.
         listed: Number of candidates on the short list.
-        audited: Number of the others that were drawn at random to be evaluated.
+        audited: Number of candidates not on the list that were drawn at random to be evaluated.
         stands_for_all: Whether the pairs represent all candidates, not only those with results.
-        separate: Whether the group on its own differs from chance, corrected for all groups (Holm).
+        separate: Whether the order of this group alone differs from a random one, by a test that is
+            corrected for the number of groups (Holm).
         reason: Why there is no correlation; empty if there is one.
         best: Best accuracy on the list.
         regret: How much worse ``best`` is than the best accuracy of all candidates.
-        at_random: Mean regret of an equally long list drawn at random.
+        at_random: Expected regret of an equally long list that is drawn at random.
         seen: How much worse ``best`` is than the best known accuracy.
         others: Number of candidates that are not on the list.
-        drawn: Number of results of candidates drawn at random from the others.
-        better_seen: Number of these results that are better than ``best``.
-        better: Number of all others that are better than ``best``, counted or estimated.
-        better_low, better_high: 95 % interval of ``better``.
-        excess: Mean lead of the others over ``best``, 0 for worse ones.
+        drawn: Number of results of candidates that were drawn at random from the ``others``.
+        better_seen: Number of the ``drawn`` results that are better than ``best``.
+        better: Number of the ``others`` that are better than ``best``, counted or estimated.
+        better_low: Lower end of the 95 % interval of ``better``.
+        better_high: Upper end of this interval.
+        excess: By how much the ``others`` are better than ``best`` on average, where worse ones
+            count 0.
     """
 
     group: Annotated[str, Col("Group")]
@@ -127,13 +132,13 @@ class Point:
     """A candidate with a result.
 
     Attributes:
-        label: Its label.
-        group: Title of its group.
-        ratio: Its ratio; None if unknown.
-        G: Its gap G.
-        accuracy: Its result.
-        chosen: Why it was to be evaluated: ``rank``, or ``audit`` if it was drawn at random; None
-            if it was not.
+        label: Label of the checkpoint.
+        group: Title of the checkpoint's group.
+        ratio: Ratio of the checkpoint; None if unknown.
+        G: Gap G of the checkpoint.
+        accuracy: The result, as a share or in per cent, as in its source.
+        chosen: Why the checkpoint was to be evaluated: ``rank`` if it was on the short list,
+            ``audit`` if it was drawn at random; None if it was not to be evaluated.
     """
 
     label: Annotated[str, Col("Checkpoint")]
@@ -161,13 +166,13 @@ class Verdict(Report):
         list: The rule by which the list was chosen, in words.
         task: Task of the screening; empty if none was named.
         order: The figure that ranked, and the base if there was one; empty if unknown.
-        slope: How strongly the ranks predict accuracy in these results, with ``ours`` as the prior.
-            None if the order has no known chances, if no group has two results, or if only the
-            survivors of a race have results.
+        slope: How strongly the ranks predict accuracy in these results, fitted with ``ours`` as the
+            prior. None if the order has no known chances, if no group has two results that count,
+            or if a race dropped checkpoints and some of those drawn at random have no result.
         ours: The slope that we measured on checkpoints of the same kind; None if the order has no
             known chances.
-        dropped: Number of checkpoints that a race dropped before they were asked everything.
-        places: Number of ranks in the largest group that counts for ``slope``.
+        dropped: Number of checkpoints that a race dropped before they had answered all questions.
+        places: Number of ranks in the largest group whose chances are known; 0 if there is none.
         metric: Distance of G; empty if unknown.
     """
 
@@ -195,11 +200,14 @@ class Verdict(Report):
     metric: str = ""
 
     def keep(self, path: str | Path) -> str:
-        """Write the slope to a file for `screen-checkpoints --slope`; returns a sentence on it.
+        """Write ``slope`` to a file for `screen-checkpoints --slope`.
+
+        Returns:
+            A sentence that says what was written, and how to use the file.
 
         Raises:
             UsageError: The file exists and does not hold an earlier slope.
-            DispersionError: There is no slope to keep, or the file cannot be written.
+            DispersionError: ``slope`` is None, or the file cannot be written.
         """
         if self.slope is None or self.ours is None:
             why = "the screening's order has no known chances; rank by the ratio"
@@ -218,8 +226,8 @@ class Verdict(Report):
     def tables(self) -> Mapping[str, Table]:
         """Return three tables by name.
 
-        ``groups`` has the groups' verdicts, ``lists`` compares their lists with the other
-        candidates, and ``points`` has each checkpoint with a result.
+        ``groups`` has the verdict on each group, ``lists`` compares each group's short list with
+        its other candidates, and ``points`` has each checkpoint with a result.
         """
         lines = self.groups
         if len(lines) > 1:
@@ -248,8 +256,10 @@ class Verdict(Report):
     def context(self) -> Mapping[str, Any]:
         """Return the template's values.
 
-        These are the groups by the kind of evidence that they have, the number of results that
-        would be enough, and the number of first ranks to evaluate for a slope.
+        ``enough`` is the number of results that would be enough; ``exact`` are the groups whose
+        results are complete, ``drawn`` those with results of candidates drawn at random, and
+        ``apart`` those that are ``separate``. ``first_for(slope)`` is the number of ranks that hold
+        the best checkpoint with the probability ``within``.
         """
         exact = []
         drawn = []
@@ -274,8 +284,8 @@ def verify(asked: Verifying) -> Verdict:
     """Check whether the screen works, by the results of a short list.
 
     Raises:
-        UsageError: The manifest or a source of results cannot be read, a source has none of the
-            manifest's checkpoints, or two results of a checkpoint differ.
+        UsageError: The manifest or a source of results cannot be read, a source has results of none
+            of the manifest's checkpoints, or two results of a checkpoint differ.
     """
     results = asked.results
     if isinstance(asked.manifest, Manifest):
@@ -440,9 +450,9 @@ def _outcome(line: Agreement, high: float | None, stands_for_all: bool) -> Outco
 def enough_results(share: float) -> int:
     """Return how many results in one group are enough to show that a screen works.
 
-    The smallest number, 4 or more, with which a test at 5 % (two-sided) succeeds in 4 of 5 cases.
-    It uses the variance of Kendall's tau between unrelated orders, 2 (2n + 5) / (9n (n - 1));
-    source: Kendall (1938).
+    It is the smallest number, at least 4, with which a two-sided test at 5 % succeeds in 4 of 5
+    cases, by a normal approximation with the variance of Kendall's tau between unrelated orders,
+    2 (2n + 5) / (9n (n - 1)); source: Kendall (1938).
 
     Args:
         share: The screen's true share of pairs in the right order, above 0.5.

@@ -447,7 +447,7 @@ def test_what_is_said_of_newcomers():
     below = Move("new", "c", "g", rank=9, chance=0.03, standing="below")
     said = {
         "Worth evaluating, above the former best: a (rank 1).": above,
-        "Not distinguishable from the former best by its rows: b (rank 2, changed).": level,
+        "Not distinguishable from the former best by output rows: b (rank 2, changed).": level,
         "No new or changed checkpoint is above the former best of its group.": below,
     }
     for sentence, move in said.items():
