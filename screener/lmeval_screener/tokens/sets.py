@@ -213,8 +213,8 @@ def _path(name: str) -> Path | None:
     return data_folder("token_sets") / f"{name}.yaml"
 
 
-def _read(path: Path, role: Role, selected: list[str]) -> TokenSet:
-    file = load_yaml(_File, path, {"answers": "answers of a task, not words: give it as the task"})
+def _check_file(path: Path, file: _File, role: Role) -> None:
+    """Refuse a token set's file whose words, default groups or role cannot be used."""
     groups = file.groups
     for name, group in groups.items():
         for position, item in enumerate(group.items):
@@ -232,6 +232,12 @@ def _read(path: Path, role: Role, selected: list[str]) -> TokenSet:
             raise mistake(path, f"default_groups[{position}]", expected, default)
     if file.role != role:
         raise mistake(path, "role", f"{role} (it is used as the {role} set)", file.role)
+
+
+def _read(path: Path, role: Role, selected: list[str]) -> TokenSet:
+    file = load_yaml(_File, path, {"answers": "answers of a task, not words: give it as the task"})
+    groups = file.groups
+    _check_file(path, file, role)
     variants: list[str] = []
     chosen: list[str] = []
     for name in selected:
