@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import dataclasses
 import gzip
 import itertools
 import json
@@ -22,9 +23,11 @@ from hub_server import HubServer
 from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.cli import main as screen_checkpoints
+from lmeval_screener.figures import numbers_of
 from lmeval_screener.registry import database, queries
 from lmeval_screener.registry.news import Move, News, _word
 from lmeval_screener.registry.states import folder_is_gone
+from lmeval_screener.screened import Reading
 from planted_registry import plant
 from screenings import ranking, result, siblings
 
@@ -486,6 +489,34 @@ def test_every_column_of_what_was_read_is_declared(tmp_path):
     place = ["identity", "file", "state", "tokens", "method", "run", "stamp"]
     assert columns[: len(place)] == place
     assert sorted(columns[len(place) :]) == sorted(database._Result.__annotations__)
+
+
+def test_a_stored_reading_comes_back_whole():
+    """Each field with a value that is not its default, so that a field which is forgotten shows."""
+    found = screen(demo=True).checkpoints[0]
+    fields = {field.name for field in dataclasses.fields(Reading)}
+    reading = Reading(**{name: getattr(found, name) for name in fields})
+    texts = {"repo", "revision", "tensor", "file", "dtype", "no_ratio", "base"}
+    changed = dataclasses.replace(
+        reading,
+        **{name: f"another {name}" for name in texts},
+        warnings=("one", "two"),
+        shape=(7, 9),
+        tied=True,
+        parameters=5,
+        sketch=reading.sketch[::-1],
+        body=b"12345678",
+    )
+    stored = database._result_of(changed)
+    resolutions = {reading.tokenizer: reading.resolution}
+    back = database._reading_of(stored, reading.target, resolutions)
+    cost = {"bytes_read", "requests", "seconds"}  # none this time
+    by_comparison = {"common"}  # depends on the other checkpoints of a screening
+    figures = {"gaps", "ratio"}
+    for name in fields - cost - by_comparison - figures:
+        assert getattr(back, name) == getattr(changed, name), name
+    kept = numbers_of(back.gaps, back.ratio)
+    assert kept.tolist() == numbers_of(reading.gaps, reading.ratio).tolist()
 
 
 @pytest.mark.parametrize(
