@@ -532,14 +532,14 @@ class Evaluation:
         if any(metric not in usable for metric in candidates) and may_have_more:
             return None
         check_judge(task, self._named[task], seams.filters_of(self.tasks[task]), usable)
-        raise self._unusable(task, [metric for metric in usable if usable[metric]])
+        raise self._unusable(task, usable, [metric for metric in usable if usable[metric]])
 
-    def _unusable(self, task: str, metrics: Sequence[str]) -> UsageError:
-        named = split_judge(self._named[task])[1]
-        step = f"name one of {', '.join(metrics)}, or " if metrics else ""
+    def _unusable(self, task: str, metrics: Iterable[str], usable: Sequence[str]) -> UsageError:
+        given = split_judge(self._named[task])[1] or ", ".join(metrics)
+        step = f"name one of {', '.join(usable)}, or " if usable else ""
         return UsageError(
             f"{task}: expected a metric that scores each question from 0 to 1, where higher is better, "
-            f"got {named or 'none'}; {step}leave the task out",
+            f"got {given or 'none'}; {step}leave the task out",
             argument="metric",
         )
 
@@ -556,7 +556,7 @@ class Evaluation:
             for name, value in metrics.items():
                 if isinstance(value, int | float) and is_higher_better.get(name) is not False:
                     usable.append(name)
-            raise self._unusable(task, usable)
+            raise self._unusable(task, metrics, usable)
         return chosen or next(iter(filters)), metric
 
 

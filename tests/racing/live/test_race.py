@@ -978,7 +978,7 @@ def test_prompts_that_differ_under_one_chat_template_are_named(
 
     score("alike")
     with pytest.raises(
-        HarnessError, match=r"other was asked document .* of sums_written with a different prompt"
+        HarnessError, match=r"other got document .* of sums_written with a different prompt"
     ):
         score("other")
 
@@ -1173,7 +1173,8 @@ def test_an_unusable_metric_is_refused_before_a_model_is_loaded(
             "--metric: sums_written: expected a metric that scores each question from 0 to 1, where higher"
             in said
         )
-        assert f"name one of {', '.join(m['metric'] for m in metrics)}" in said
+        given = more[1:] or [metric["metric"] for metric in metrics]
+        assert f"higher is better, got {', '.join(given)}; leave the task out" in said
 
 
 def test_choices_that_a_task_shuffles_as_it_is_loaded_are_the_same_each_time(
@@ -1302,7 +1303,7 @@ def test_own_answers_without_tokens_need_a_domain_or_all(
     error = capsys.readouterr().err
     assert "--domain: expected a token set to screen by: sums_written: " in error
     assert why in error
-    assert "or race all checkpoints, without a screen" in error
+    assert "or race all checkpoints without a screen (`all`)" in error
     assert main(["race", str(DEMO / "sums-80")]) == 2
     assert "--tasks: expected the names of tasks" in capsys.readouterr().err
 
