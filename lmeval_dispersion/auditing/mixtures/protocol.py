@@ -146,9 +146,11 @@ class PaperProtocol:
         """Return sentences on the split, the regressions that were chosen, and the verdicts."""
         chosen = ", ".join(f"{kind} {n}" for kind, n in self.chosen.items())
         return [
-            "The paper learns from artificial mixtures of every accuracy, unlike real slices. The labelled "
-            f"documents were split 20/10/70 into calibration, validation and test, {self.seeds} times; "
-            f"batches have {self.documents_per_batch} documents. Validation chose: {chosen}.",
+            "The paper's protocol learns from artificial mixtures of every accuracy, which real "
+            "slices are not. The labelled documents were split 20/10/70 into calibration, "
+            f"validation and test parts, {self.seeds} times; batches have "
+            f"{self.documents_per_batch} documents. How often validation chose each regression: "
+            f"{chosen}.",
             *(verdict.sentence for verdict in self.verdicts),
         ]
 
