@@ -797,7 +797,7 @@ def dispersions(first: Array, second: Array) -> dict[str, Any]:
 
     ``first`` and ``second`` (n,) are the contributions of the documents: the mean cosine distance
     of each to the other n - 1. Returns the fields of :class:`Difference` on dispersion, by name;
-    those of the interval are missing if n < 5.
+    the ends of the interval are missing if n < 5.
     """
     n = len(first)
     numbers = _both("dispersion", float(first.mean()), float(second.mean()))

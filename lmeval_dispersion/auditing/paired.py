@@ -133,7 +133,7 @@ class SharedAnswers(NamedTuple):
     """One run's answers to the n documents that are compared.
 
     Attributes:
-        score: Scores, shape (n,); NaN where a document has none.
+        score: Scores, shape (n,); NaN where a document has no score.
         finite: Whether each answer is finite, shape (n,).
         lower_is_better: Whether lower scores are better, according to lm-eval's results.
     """
@@ -244,7 +244,7 @@ def verdict_of(
 
 @dataclass(frozen=True)
 class Best:
-    """Names of those of three or more runs that are, and are not, shown to be worse than the best.
+    """Which of three or more runs are shown to be worse than the best, and which are not.
 
     Attributes:
         highest: The run with the highest mean score, or all runs that share it.

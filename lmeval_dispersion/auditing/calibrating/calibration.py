@@ -105,7 +105,7 @@ class HeldOut:
 
     Attributes:
         slice: Name of the slice.
-        documents: Number of its labelled documents.
+        documents: Number of labelled documents in the slice.
         predicted: Estimated accuracy, in [0, 1].
         true: True accuracy, in [0, 1].
     """
@@ -166,7 +166,7 @@ class Calibration(RunReport):
 
     @property
     def calibrator(self) -> Calibrator:
-        """The fitted calibrator; its ``save`` writes the file that ``--from`` takes."""
+        """The fitted calibrator; :meth:`Calibrator.save` writes it to a file for ``--from``."""
         return self._calibrator
 
     def tables(self) -> dict[str, Table]:

@@ -486,8 +486,8 @@ def _ranges(ids: Rows) -> str:
 def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
     """Check that a calibrator applies to a run.
 
-    Returns a sentence, in a list, if the calibrator or the run does not record its weights, so that
-    only the model's name and revision can be compared; else an empty list.
+    Returns a list with one sentence if the calibrator or the run does not record the model's
+    weights, so that only the model's name and revision can be compared; else an empty list.
 
     Raises:
         UsageError: The model, the layer, the prompts, a task or its version differs.

@@ -48,7 +48,7 @@ class Batches(NamedTuple):
     """Batches of documents, with the dispersion and the accuracy of each.
 
     Attributes:
-        rows: For each batch the rows of its documents in the run.
+        rows: For each batch the row numbers of its documents in the run.
         dispersion: Mean cosine distance, one number a batch.
         accuracy: Share of right answers in [0, 1], one number a batch.
     """
@@ -243,8 +243,8 @@ def mixture_batches(
 ) -> Batches:
     """Draw mixtures of ``size`` of the documents ``rows``, ``repeats`` for each target accuracy.
 
-    Target accuracies are those in steps of ``step`` % for which there are enough right and wrong
-    answers.
+    The target accuracies are 0 to 100 % in steps of ``step`` %, without those for which there are
+    too few right or wrong answers.
     """
     pool = pools(run, rows)
     targets = np.arange(0, 101, step)
@@ -262,7 +262,7 @@ def natural_batches(run: AuditRun, rows: Rows, size: int, rng: np.random.Generat
     """Draw one random batch of ``size`` of the documents ``rows`` from each subject.
 
     Subjects with fewer documents are left out. If fewer than two remain, categories are taken
-    instead; if fewer than two of these remain, there are no batches.
+    instead; if fewer than two categories remain, there are no batches.
     """
     for column in ("subject", "category"):
         values = run.documents[column].iloc[rows].tolist()
