@@ -1,4 +1,4 @@
-"""What an audit, a calibration and a comparison are asked: the declaration of the arguments."""
+"""Arguments of an audit, a ranking, a calibration and a comparison."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Auditing(OneRun):
     """Arguments of :func:`lmeval_dispersion.audit`.
 
     Attributes:
-        slice: Column to slice the documents by, in addition to those chosen automatically.
+        slice: Column, or columns, to slice the documents by, in addition to those chosen
+            automatically.
         metrics: "all" adds RankMe, effective rank, participation ratio and stable rank.
         details: Compute every part of the report, even if right and wrong answers support no
             conclusion.
@@ -71,7 +72,7 @@ class RankArguments(OneRun):
         worst: List the N documents that are closest to all other documents, and so are probably
             hard for the model. Default: none.
 
-            If it is not given in Python, the printed table lists 20.
+            If it is not given to :func:`rank`, the printed table lists 20.
     """
 
     _: KW_ONLY

@@ -2,10 +2,10 @@
 
 Documents are matched by :func:`~lmeval_dispersion.store.joining.join`. Right and wrong answers are
 compared by McNemar's exact test, other scores by `statistics.paired_bounds`. With several tasks the
-report begins with the mean over tasks; with several runs it begins with those that are not shown
-worse than the best. The difference of two dispersions over shared documents has the jackknife error
-of the differences of leave-one-out values, and Student's point. `benchmarks/audit_conclusions.py
---differences` counts false claims.
+report begins with the mean over tasks; with three runs or more it begins with the runs that are not
+shown to be worse than the best. The interval of the difference of two dispersions over shared
+documents is Student's, with the jackknife error of the paired leave-one-out differences.
+`benchmarks/audit_conclusions.py --differences` counts false claims.
 """
 
 from __future__ import annotations
@@ -357,8 +357,8 @@ class Comparison(RunReport):
             best = self.best.sentence()
         if tasks > 0 and not self.cautions:
             of_these = (
-                f"These means and intervals hold for these {tasks} tasks only; on other tasks the "
-                "differences vary more."
+                f"These means and intervals hold for these {tasks} tasks only; differences on "
+                "other tasks may lie outside the intervals."
             )
         names = self.names
         sentences = [
@@ -797,7 +797,7 @@ def dispersions(first: Array, second: Array) -> dict[str, Any]:
 
     ``first`` and ``second`` (n,) are the contributions of the documents: the mean cosine distance
     of each to the other n - 1. Returns the fields of :class:`Difference` on dispersion, by name;
-    those of the interval are missing if n < 5.
+    the ends of the interval are missing if n < 5.
     """
     n = len(first)
     numbers = _both("dispersion", float(first.mean()), float(second.mean()))

@@ -131,7 +131,7 @@ def lines(rows: Sequence[Mapping[str, Any]], x: Spec, y: Spec, *, bars: bool = F
     """Return the Vega-Lite specification of a line chart, with one line for each ``series``.
 
     Each line has a colour and a dash pattern of its own. ``x`` and ``y`` are the encodings of the
-    axes; ``bars`` adds error bars from the rows' ``low`` to their ``high``.
+    axes; ``bars`` adds error bars from each row's ``low`` to ``high``.
     """
     series = colour(rows, "series")
     if series:

@@ -133,7 +133,7 @@ class SharedAnswers(NamedTuple):
     """One run's answers to the n documents that are compared.
 
     Attributes:
-        score: Scores, shape (n,); NaN where a document has none.
+        score: Scores, shape (n,); NaN where a document has no score.
         finite: Whether each answer is finite, shape (n,).
         lower_is_better: Whether lower scores are better, according to lm-eval's results.
     """
@@ -144,7 +144,7 @@ class SharedAnswers(NamedTuple):
 
     @classmethod
     def of(cls, run: AuditRun, rows: Rows) -> SharedAnswers:
-        """Return a run's answers to the documents in its rows ``rows``."""
+        """Return a run's answers to the documents with the row numbers ``rows``."""
         return cls(run.score[rows], run.finite[rows], run.lower_is_better)
 
     def at(self, rows: Rows) -> SharedAnswers:
@@ -180,10 +180,12 @@ class TaskMean:
         notes = []
         for name, group in self.groups.items():
             members = count(len(set(self.tasks) & set(group["tasks"])), "task")
-            alike = "by their documents" if group["by_size"] else "alike"
+            weights = (
+                "weighted by number of documents" if group["by_size"] else "with equal weights"
+            )
             notes.append(
-                f"In the mean over tasks, the group {name} counts once; its {members} weigh {alike}, as in "
-                "lm-eval's own figure."
+                f"In the mean over tasks, the group {name} counts as one task, the mean of its "
+                f"{members} ({weights}), as in lm-eval's own figure."
             )
         return notes
 
@@ -242,7 +244,7 @@ def verdict_of(
 
 @dataclass(frozen=True)
 class Best:
-    """Names of those of three or more runs that are, and are not, shown to be worse than the best.
+    """Which of three or more runs are shown to be worse than the best, and which are not.
 
     Attributes:
         highest: The run with the highest mean score, or all runs that share it.
@@ -251,7 +253,8 @@ class Best:
         worse: Runs that another run clearly beats, the highest score first.
         left_out: Runs that were not compared, as they gave no usable answers.
         pairs: Number of pairs of runs that were tested.
-        over: The mean that was compared, such as ``mean over 3 tasks``; "" for all documents.
+        over: The mean that was compared, such as ``mean over 3 tasks``; "" for the mean over all
+            documents.
     """
 
     highest: Sequence[str]

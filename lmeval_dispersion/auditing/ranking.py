@@ -1,9 +1,9 @@
 """Documents by their contribution to the dispersion: are those of low contribution answered wrong?
 
-Every signal is turned so that a low value means "probably wrong". AUROC is the probability that a
-wrong document ranks below a right one (ties count half): 0.5 is chance, 1 separates them. AUROC
-inside subjects counts only pairs of documents from one subject: a signal that only separates
-subjects has 0.5 there.
+The sign of every signal is set so that a low value means "probably wrong". AUROC is the probability
+that a wrong document ranks below a right one (ties count half): 0.5 is chance, 1 separates all
+wrong documents from all right ones. AUROC inside subjects counts only pairs of documents from one
+subject: a signal that only separates subjects has 0.5 there.
 
 The hard tail, the tenth of documents with the lowest contribution, is clustered by k-means on the
 unit vectors (for which Euclidean and cosine k-means agree up to the centroids' lengths), from a
@@ -144,14 +144,16 @@ class Signal:
         missing: Why there are no figures (which are then None or NaN); else None.
     """
 
-    signal: Annotated[str, Col("Signal", hint="Its sign is set so that low means probably wrong.")]
+    signal: Annotated[
+        str, Col("Signal", hint="The sign is set so that a low value means probably wrong.")
+    ]
     documents: int
     auroc: Annotated[
         float | None,
         Col(
             "AUROC",
             ".3f",
-            hint="Chance that a wrong document ranks below a right one; 0.5 is chance.",
+            hint="Probability that a wrong document ranks below a right one; 0.5 by chance.",
         ),
     ] = None
     auroc_se: float = math.nan
@@ -161,7 +163,7 @@ class Signal:
     auroc_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
     reliable: bool = False
     inside: Annotated[
-        float | None, Col("Inside", ".3f", hint="Counts only pairs from one subject or task.")
+        float | None, Col("Inside", ".3f", hint="Counts only pairs of the same subject or task.")
     ] = None
     inside_low: Annotated[float | None, Col("95 % from", ".3f", drop=1)] = None
     inside_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
@@ -246,8 +248,8 @@ class Ranking:
             "Accuracy by decile of each signal",
             f"By contribution, accuracy goes from {100 * ours.deciles[0]:.1f} % in the lowest tenth to "
             f"{100 * ours.deciles[-1]:.1f} % in the highest. AUROC: {areas}.",
-            "A useful signal rises from left to right. The contribution and the three best other signals are "
-            "shown; the table has all.",
+            "For a useful signal, accuracy rises from left to right. The contribution and the "
+            "three best other signals are shown; the table has all signals.",
         )
         return {"deciles": chart}
 
@@ -384,7 +386,8 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
         "A low contribution is no better than chance at finding wrong answers",
         f"A low contribution points to {word} answers",
         f"A low contribution points to {word} answers overall",
-        f"Whether a low contribution finds {word} answers, or {parts} that have more of them, is not clear",
+        f"Whether a low contribution finds {word} answers, or only {parts} with more {word} "
+        "answers, is not clear",
     )
     return claim_sentence(claim, figure, parts, inside, nothing=0.5, spec=".2f", name="AUROC ")
 
@@ -573,7 +576,7 @@ class Worst(RunReport):
         }
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """Return every document, the lowest contribution first."""
+        """Return the rows of CSV: every document, the lowest contribution first."""
         return [fields_of(document) for document in self.documents]
 
     def charts(self) -> dict[str, Chart]:

@@ -177,7 +177,8 @@ def reliability_sentence(judged: Reliability) -> str:
         return f"The model is {word}: {shares}."
     if judged.ece > judged.ece_by_chance:
         return (
-            f"The model's confidence is right on average, but wrong at some levels: {shares}; by "
-            f"chance alone the ECE would stay below {judged.ece_by_chance:.3f} in 95 % of runs."
+            "The model's confidence is right on average, but wrong at some levels of confidence: "
+            f"{shares}; by chance alone the ECE would stay below {judged.ece_by_chance:.3f} in "
+            "95 % of runs."
         )
     return f"The model's confidence is not clearly wrong: {shares}."

@@ -341,8 +341,8 @@ def audit(asked: Auditing) -> Audit:
     repeated = len(run) - len(kept)
     if repeated:
         note = (
-            f"{count(repeated, 'document')} of {len(run):,} repeat another one of the same task "
-            "and are left out."
+            "Left out because they repeat another document of the same task: "
+            f"{repeated:,} of {len(run):,} documents."
         )
         run = replace(run.at(kept), notes=[*run.notes, note])
         raw = None if raw is None else raw[kept]

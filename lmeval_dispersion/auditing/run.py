@@ -1,4 +1,4 @@
-"""One run for the audit: documents with a direction, their labels, confidence and centred vectors.
+"""One run as the audit reads it: its documents, their scores and confidence, and centred vectors.
 
 A document's confidence is the probability of its chosen answer: the choices' log-probabilities as
 probabilities that sum to one over the choices (the harness's ``acc`` view: no length
@@ -75,11 +75,11 @@ class Missing:
     missing: str
 
     def tables(self) -> dict[str, Table]:
-        """Return no tables."""
+        """Return no tables: an empty dict."""
         return {}
 
     def charts(self) -> dict[str, Chart]:
-        """Return no charts."""
+        """Return no charts: an empty dict."""
         return {}
 
 
@@ -222,7 +222,7 @@ class AuditRun:
         return run
 
     def at(self, rows: Rows) -> AuditRun:
-        """Return the run with only the documents ``rows``, whose vectors are centred anew."""
+        """Return the run with only the documents ``rows``, whose vectors have a mean of 0 again."""
         return replace(
             self,
             documents=self.documents.iloc[rows].reset_index(drop=True),
@@ -233,7 +233,7 @@ class AuditRun:
 
     @cached_property
     def confidence(self) -> Array:
-        """Probability of the likeliest choice, (n,), at least 1/choices; NaN without choices."""
+        """Probability of each document's likeliest choice, shape (n,); NaN without choices."""
         return confidences(self.documents["logprobs"].tolist())
 
     @cached_property
@@ -248,7 +248,7 @@ class AuditRun:
 
     @property
     def labelled(self) -> Rows:
-        """Rows of the documents that have a label."""
+        """Row numbers of the documents that have a label, that is, a score."""
         return np.flatnonzero(~np.isnan(self.score))
 
     @property

@@ -80,7 +80,7 @@ class Slice(NamedTuple):
 
     Attributes:
         name: Name of the slice.
-        rows: Rows of its documents in the run, ascending.
+        rows: Row numbers of the slice's documents in the run, ascending.
     """
 
     name: str

@@ -78,9 +78,10 @@ def test_the_mean_over_tasks_counts_a_group_once_as_lm_eval_weighs_it(
     assert whole.accuracy == pytest.approx(pooled[1].mean())
     gained, lost = int((pooled[1] > pooled[0]).sum()), int((pooled[1] < pooled[0]).sum())
     assert whole.accuracy_p == pytest.approx(binomtest(gained, gained + lost).pvalue)
-    weigh = "by their documents" if by_size else "alike"
+    weights = "weighted by number of documents" if by_size else "with equal weights"
     assert any(
-        f"the group mmlu counts once; its 2 tasks weigh {weigh}" in note for note in found.notes
+        f"the group mmlu counts as one task, the mean of its 2 tasks ({weights})" in note
+        for note in found.notes
     )
     said = found.answer()
     assert said[0].startswith(

@@ -67,11 +67,11 @@ def summaries(reports):
         ("the difference lies between subjects", {"simpson"}),
         ("but the reverse inside subjects", {"simpson, reversed law"}),
         (
-            "Whether right answers are more dispersed, or come from more dispersed subjects",
+            "Whether right answers are more dispersed, or only come from more dispersed subjects",
             {"open inside"},
         ),
         (
-            "Whether a low contribution finds wrong answers, or subjects that have more",
+            "Whether a low contribution finds wrong answers, or only subjects with more wrong",
             {"open inside"},
         ),
         ("slices, accuracy rises with dispersion", {"simpson", "law of slices"}),

@@ -45,7 +45,7 @@ def test_the_figures_are_the_sums_over_documents_and_bins(tmp_path):
     [
         ({"gap": 0.1}, "The model is overconfident: "),
         ({"gap": -0.1}, "The model is underconfident: "),
-        ({"bent": 0.12}, "right on average, but wrong at some levels: "),
+        ({"bent": 0.12}, "right on average, but wrong at some levels of confidence: "),
         ({}, "confidence is not clearly wrong: "),
     ],
 )

@@ -55,7 +55,7 @@ def test_two_runs_are_compared(dispersion_command, store, tmp_path):
     other = planted_store(
         tmp_path / "other", n=1000, effect=0.8, manifest={"model": "synthetic/other"}
     )
-    assert f"run: dispersion compare {store} {other}" in sentence(
+    assert f"`dispersion compare {store} {other}` compares" in sentence(
         dispersion_command("audit", store, other)
     )
     both = dispersion_command("compare", store, other)
@@ -180,7 +180,7 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
         (["audit", "STORE", "--worst", "0"], "--worst: expected 1 or more"),
         (["audit"], "expected a RUN"),
         (["calibrate", "STORE", "--from", "TEXTS"], "expected a calibrator"),
-        (["calibrate", "STORE", "--from", "c.json", "--layer", "last"], "leave out --layer"),
+        (["calibrate", "STORE", "--from", "c.json", "--layer", "last"], "leave out `--layer`"),
         (["audit", "run", "--demo"], "leave out run or `--demo`"),
         (
             ["audit", "STORE", "--worst", "5", "--slice", "category"],
@@ -279,7 +279,7 @@ def test_calibrate_on_a_part_then_estimate_the_rest(dispersion_command, tmp_path
     same = sentence(
         dispersion_command("calibrate", sliced, "--from", file, "--where", "part == 'labelled'")
     )
-    assert "calibrate on a part of this one" in same
+    assert "calibrate again on a part of this run" in same
 
 
 def test_a_calibrator_of_noise_is_refused(dispersion_command, tmp_path):

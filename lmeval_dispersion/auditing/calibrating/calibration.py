@@ -105,7 +105,7 @@ class HeldOut:
 
     Attributes:
         slice: Name of the slice.
-        documents: Number of its labelled documents.
+        documents: Number of labelled documents in the slice.
         predicted: Estimated accuracy, in [0, 1].
         true: True accuracy, in [0, 1].
     """
@@ -132,7 +132,7 @@ class Calibration(RunReport):
         accuracy: Accuracy over the labelled documents, in [0, 1].
         better: Whether the calibrator beats the labelled accuracy alone, that is, taking the
             accuracy of all labelled documents for every slice.
-        level: Level of the intervals, in (0, 1).
+        level: Confidence level of the intervals, such as 0.95; lower with fewer than 19 slices.
         half_width: Half width of an estimate's interval for a slice of average size, in accuracy.
         cautions: Sentences on why right and wrong answers support no conclusion; empty if they
             support one.
@@ -166,7 +166,7 @@ class Calibration(RunReport):
 
     @property
     def calibrator(self) -> Calibrator:
-        """The fitted calibrator, which :func:`predict` and ``--from`` read from a file."""
+        """The fitted calibrator; :meth:`Calibrator.save` writes it to a file for ``--from``."""
         return self._calibrator
 
     def tables(self) -> dict[str, Table]:
@@ -196,7 +196,7 @@ class Calibration(RunReport):
 
     @property
     def where(self) -> str:
-        """What the slices are, with their number, such as ``12 subjects``."""
+        """Number and kind of the slices, such as ``12 subjects``."""
         if self.by == CLUSTERS:
             return f"{self.slices} clusters of vectors"
         return count(self.slices, self.by, "categories" if self.by == "category" else "")

@@ -119,7 +119,7 @@ def cut_to(slices: Sequence[Slice], rows: Rows) -> list[Slice]:
 
 
 def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> list[Slice]:
-    """Cluster the documents ``rows`` by their vectors into at most ``count`` slices (k-means)."""
+    """Return at most ``count`` slices: clusters of the documents ``rows`` by k-means on vectors."""
     labels, _ = clustered(run.vectors.rows[rows], max(count, 1), seed=seed)
     return [
         Slice(f"cluster {k + 1}", np.sort(rows[labels == label]))
@@ -222,9 +222,10 @@ def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
 
 
 def conformal_rank(slices: int, level: float) -> int:
-    """Return the rank of the held-out error that bounds a new slice's interval at ``level``.
+    """Return the rank of the held-out error that bounds a new slice's interval.
 
-    ``slices`` is the number of held-out errors, which are ranked from 1 for the smallest.
+    ``slices`` is the number of held-out errors, which are ranked from 1 for the smallest; ``level``
+    is the interval's confidence level, in (0, 1).
     """
     return min(math.ceil((slices + 1) * level - 1e-9), slices)
 
@@ -233,8 +234,8 @@ def jackknife_plus(centres: Array, half: Array, level: float) -> tuple[Array, Ar
     """Return the lower and the upper ends (s,) of the jackknife+ intervals of s slices, in [0, 1].
 
     ``centres`` and ``half`` (S, s) are the estimates and half widths by the S fits that each leave
-    out one labelled slice. The ends are quantiles of centres - half and of centres + half (Barber
-    et al. 2021, eq. 1.5).
+    out one labelled slice; ``level`` is the confidence level, in (0, 1). The ends are quantiles of
+    centres - half and of centres + half (Barber et al. 2021, eq. 1.5).
     """
     n = len(centres)
     rank = conformal_rank(n, level)
@@ -363,7 +364,7 @@ class Calibrator:
 
     @property
     def level(self) -> float:
-        """Level of the intervals: 0.95 with 19 slices or more; with S < 19 slices S / (S + 1)."""
+        """Confidence level of the intervals: 0.95, or S / (S + 1) with S < 19 slices."""
         slices = len(self.slices)
         return LEVEL if slices >= 19 else slices / (slices + 1)
 
@@ -451,7 +452,7 @@ def documents_digest(run: AuditRun) -> str:
 
 
 def document_ids(run: AuditRun, rows: Rows) -> dict[str, str]:
-    """Return the ids of the documents ``rows`` by task, in ranges such as ``0-99,120``."""
+    """Return task -> ids of its documents among ``rows``, as ranges such as ``0-99,120``."""
     documents = run.documents.iloc[rows]
     ids = documents["doc_id"].groupby(documents["task"].astype(str))
     return {str(task): _ranges(np.unique(numbers.to_numpy(np.int64))) for task, numbers in ids}
@@ -485,8 +486,8 @@ def _ranges(ids: Rows) -> str:
 def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
     """Check that a calibrator applies to a run.
 
-    Returns a sentence, in a list, if the calibrator or the run does not record its weights, so that
-    only the model's name and revision can be compared; else an empty list.
+    Returns a list with one sentence if the calibrator or the run does not record the model's
+    weights, so that only the model's name and revision can be compared; else an empty list.
 
     Raises:
         UsageError: The model, the layer, the prompts, a task or its version differs.
@@ -499,8 +500,8 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
     if ours is None or theirs is None:
         compared = {**NAMES, **MUST_AGREE}
         notes.append(
-            f"{'The calibrator' if ours is None else 'The run'} does not record its weights, adapter or "
-            "quantisation: only the model's name and revision were compared."
+            f"{'The calibrator' if ours is None else 'The run'} does not record the model's "
+            "weights, adapter or quantisation, so only the model's name and revision were compared."
         )
     else:
         same_tasks = set(about["tasks"]) == set(calibrator.tasks)
@@ -515,8 +516,9 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
             )
     for task, version in about["tasks"].items():
         if task not in calibrator.tasks:
+            noun = "task" if len(calibrator.tasks) == 1 else "tasks"
             raise fitted_elsewhere(
-                f"on {', '.join(calibrator.tasks)}, but the run has the task {task!r}"
+                f"on the {noun} {', '.join(calibrator.tasks)}, but the run has the task {task!r}"
             )
         if calibrator.tasks[task] != version:
             raise fitted_elsewhere(

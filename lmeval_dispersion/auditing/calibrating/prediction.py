@@ -74,7 +74,8 @@ class Predictions(RunReport):
         by: Column that the documents are sliced by, or ``cluster`` for clusters of vectors.
         labelled_accuracy: Accuracy of the documents to which the calibrator was fitted, in [0, 1].
         notes: Sentences on documents that were left out, and on what could not be checked.
-        level: Level of the intervals, in (0, 1).
+        level: Confidence level of the intervals, such as 0.95; lower if the calibrator was fitted
+            to fewer than 19 slices.
         exchangeable: Whether the slices were made like the labelled slices, as the intervals
             require.
         shifted: Whether the dispersions of the slices differ so much from those of the labelled

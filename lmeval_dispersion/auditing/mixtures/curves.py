@@ -58,11 +58,11 @@ class Pools(NamedTuple):
 
     @property
     def smaller(self) -> int:
-        """Number of documents in the smaller pool."""
+        """Number of right or of wrong documents, whichever is lower."""
         return min(len(self.correct), len(self.incorrect))
 
     def reaches(self, size: int, correct: int) -> bool:
-        """Whether the pools have enough documents for ``size``, of which ``correct`` are right."""
+        """Whether ``size`` documents, ``correct`` of them right, can be drawn from the pools."""
         return correct <= len(self.correct) and size - correct <= len(self.incorrect)
 
     def draw(self, rng: np.random.Generator, size: int, correct: int) -> Rows:
@@ -269,13 +269,14 @@ class Mixtures:
         pools = self.pools
         ends = (
             f"All correct documents {pools.correct:.4f} ± {pools.correct_se:.4f}, all incorrect "
-            f"{pools.incorrect:.4f} ± {pools.incorrect_se:.4f}; difference in dispersion "
+            f"documents {pools.incorrect:.4f} ± {pools.incorrect_se:.4f}; difference in dispersion "
             f"{interval_text(pools.figure, '+.4f')}."
         )
         if math.isnan(pools.difference):
             ends = "There are too few correct or incorrect documents to compare them."
         return [
-            f"{self.seeds} draws of {self.documents_per_mixture} documents for each share of correct ones.",
+            f"For each share of correct documents, {self.seeds} mixtures of "
+            f"{self.documents_per_mixture} documents are drawn.",
             _trend_sentence("Dispersion", self.dispersion_trend),
             ends,
             *(_inside_sentence(name, part) for name, part in self.inside.items()),
@@ -430,6 +431,7 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
         "Right and wrong answers do not differ clearly in dispersion",
         f"Right answers are {word} dispersed than wrong ones",
         f"Right answers are {word} dispersed overall",
-        f"Whether right answers are {word} dispersed, or come from {word} dispersed {parts}, is not clear",
+        f"Whether right answers are {word} dispersed, or only come from {word} dispersed {parts}, "
+        "is not clear",
     )
     return claim_sentence(claim, figure, parts, inside, nothing=0.0, spec="+.4f")

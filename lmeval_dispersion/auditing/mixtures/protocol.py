@@ -48,7 +48,7 @@ class Batches(NamedTuple):
     """Batches of documents, with the dispersion and the accuracy of each.
 
     Attributes:
-        rows: For each batch the rows of its documents in the run.
+        rows: For each batch the row numbers of its documents in the run.
         dispersion: Mean cosine distance, one number a batch.
         accuracy: Share of right answers in [0, 1], one number a batch.
     """
@@ -146,9 +146,11 @@ class PaperProtocol:
         """Return sentences on the split, the regressions that were chosen, and the verdicts."""
         chosen = ", ".join(f"{kind} {n}" for kind, n in self.chosen.items())
         return [
-            "The paper learns from artificial mixtures of every accuracy, unlike real slices. The labelled "
-            f"documents were split 20/10/70 into calibration, validation and test, {self.seeds} times; "
-            f"batches have {self.documents_per_batch} documents. Validation chose: {chosen}.",
+            "The paper's protocol learns from artificial mixtures of every accuracy, which real "
+            "slices are not. The labelled documents were split 20/10/70 into calibration, "
+            f"validation and test parts, {self.seeds} times; batches have "
+            f"{self.documents_per_batch} documents. How often validation chose each regression: "
+            f"{chosen}.",
             *(verdict.sentence for verdict in self.verdicts),
         ]
 
@@ -241,8 +243,8 @@ def mixture_batches(
 ) -> Batches:
     """Draw mixtures of ``size`` of the documents ``rows``, ``repeats`` for each target accuracy.
 
-    Target accuracies are those in steps of ``step`` % for which there are enough right and wrong
-    answers.
+    The target accuracies are 0 to 100 % in steps of ``step`` %, without those for which there are
+    too few right or wrong answers.
     """
     pool = pools(run, rows)
     targets = np.arange(0, 101, step)
@@ -260,7 +262,7 @@ def natural_batches(run: AuditRun, rows: Rows, size: int, rng: np.random.Generat
     """Draw one random batch of ``size`` of the documents ``rows`` from each subject.
 
     Subjects with fewer documents are left out. If fewer than two remain, categories are taken
-    instead; if fewer than two of these remain, there are no batches.
+    instead; if fewer than two categories remain, there are no batches.
     """
     for column in ("subject", "category"):
         values = run.documents[column].iloc[rows].tolist()
