@@ -95,7 +95,7 @@ class Questions(Judge):
 
     Attributes:
         tasks: Tasks and groups of lm-eval, or the file of a token set, which names its tasks.
-            Default: those of the list that --emit wrote.
+            Default: those of the short list that `dispersion screen --emit` wrote.
         limit: Number of questions that a checkpoint is asked, at most. Default: all.
         weigh: What has equal weight in the mean over several tasks: units (each named task or
             group), or questions.

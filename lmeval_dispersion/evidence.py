@@ -47,15 +47,16 @@ class Slope:
     relative to those of everyday words.
 
     Attributes:
-        kind: The checkpoints on which it was measured, such as ``fine-tunes``.
+        kind: The kind of checkpoints on which the slope was measured, such as ``fine-tunes``.
         k: The slope.
-        low: Lower end of its 95 % interval over groups; for a user's own results, over checkpoints.
+        low: Lower end of the 95 % interval of k over groups; for a user's own results, over
+            checkpoints.
         high: Upper end of that interval.
         spread: Standard deviation of k between cells, each a group on one task.
         measured: Date of the measurement.
         groups: Number of groups; for a user's own results, number of checkpoints.
-        fresh: k and the two ends of its interval for groups that were trained later to test it;
-            None if there are none.
+        fresh: k and the two ends of its interval for groups that were trained later, to test the
+            slope; None without such groups.
         held: How often short lists held a checkpoint within 0.01 of the best accuracy.
         right: How often the screen ordered pairs of checkpoints correctly, by the predicted chance:
             the upper end of each range of chances, with the share of the fresh groups' pairs in

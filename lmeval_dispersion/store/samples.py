@@ -105,10 +105,10 @@ def judged_task(
     notes = _holes(file, filters, section(section(results, "n-samples"), task), allow_holes)
     notes += section(results, "inspect").get("notes", [])
     if repeated:
-        were = "1 document was" if repeated == 1 else f"{repeated} documents were"
+        twice = "1 document was" if repeated == 1 else f"{repeated} documents were"
         count = "counts" if repeated == 1 else "count"
         notes.append(
-            f"{were} logged twice with equal content, as several processes together may do, "
+            f"{twice} logged twice with equal content, as several processes together may do, "
             f"and {count} once"
         )
     numeric = {}

@@ -171,7 +171,7 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
             "--output: expected a file in an existing folder",
         ),
         (["calibrate", "STORE", "-o", "."], "--output: expected a file, got the folder"),
-        (["audit", "TEXTS"], "is not a folder; `dispersion embed MODEL FILE` makes a store of"),
+        (["audit", "TEXTS"], "is not a folder; `dispersion embed MODEL FILE -o STORE` makes"),
         (["audit", "STORE", "--slice", "target"], "the column 'target' is empty"),
         (
             ["calibrate", "STORE", "--from", "absent.json"],

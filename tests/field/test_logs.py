@@ -127,7 +127,7 @@ def test_documents_that_ranks_wrote_twice_count_once(tmp_path):
         other = {**lines[0], "acc": 1 - lines[0]["acc"]}
         run = logs.write(tmp_path / f"{version}-other", version, "base", [*lines, other])
         with pytest.raises(
-            HarnessError, match=r"(line|element) \d+ holds document 0 twice, with other"
+            HarnessError, match=r"(line|element) \d+ has another record of document 0"
         ):
             read_logged(run)
 
@@ -293,7 +293,10 @@ BROKEN: dict[str, tuple[Callable[[str], str | bytes], str]] = {
         lambda line: line.replace('"metrics": ["acc"]', '"metrics": null'),
         "`metrics`",
     ),
-    "a text for a score": (lambda line: line.replace('"acc": 1.0', '"acc": "one"'), "expected acc"),
+    "a text for a score": (
+        lambda line: line.replace('"acc": 1.0', '"acc": "one"'),
+        "number for the metric acc",
+    ),
     "a text for a log-probability": (lambda line: line.replace('"-0.5"', '"half"'), "does not fit"),
     "no answers": (
         lambda line: line.replace('"resps": [', '"resps": null, "x": ['),

@@ -143,7 +143,7 @@ def test_what_differs_is_refused_or_left_out_and_counted(logged, stock):
         read_logged(
             changed(logged, "edited", lambda sample, _: sample["doc"].update(question="another?"))
         )
-    with pytest.raises(HarnessError, match="holds document 0 twice"):
+    with pytest.raises(HarnessError, match="has another record of document 0"):
         read_logged(changed(logged, "twice", lambda sample, _: sample.update(doc_id=0)))
     fewshot, _ = stock("arc_easy", families=("arc",), out="fewshot", num_fewshot=2, limit=5)
     with pytest.raises(MixedStoresError, match=r"differ in num_fewshot \(0 and 2\)"):

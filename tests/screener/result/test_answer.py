@@ -215,7 +215,7 @@ def test_from_scratch_only_where_a_familys_file_calls_all_of_them_bases():
     ]
     answer = result(members).answer()
     assert answer[0] == "Evaluate first: a, b, c, d, e and 1 more (highest ratio of 24; math)."
-    assert answer[1].startswith("Of our own models trained from scratch, models of about")
+    assert answer[1].startswith("On our own models trained from scratch (models of about")
     assert MIXTURES in answer[1]
 
 
@@ -255,7 +255,7 @@ def test_an_own_slope_counts_for_groups_of_its_kind():
         for c in siblings(*APART, parameters=190_000)
     ]
     other = replace(result(scratch), slope=own)
-    assert "Of our own models trained from scratch" in other.answer()[1]
+    assert "On our own models trained from scratch" in other.answer()[1]
     assert elsewhere in other.answer()
     assert other.first_for() == result(scratch).first_for()
     details = render(other.document(), "markdown")
@@ -311,7 +311,7 @@ def test_rows_that_do_not_tell_a_base_apart_one_by_one_leave_the_order_first(val
     first, success, against = result([*members, base]).answer()
     assert first.startswith("Evaluate first: a, b, c, d, e and ")
     assert success.startswith(
-        "Of our own fine-tunes" if values else "How often such an order is right is not"
+        "On our own fine-tunes" if values else "How often such an order is right is not"
     )
     assert (
         against
