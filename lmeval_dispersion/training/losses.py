@@ -109,7 +109,10 @@ def push_away(
     -1.0
     """
     if across_ranks and pairs != "batch":
-        raise UsageError(f"expected pairs='batch' with across_ranks, got {pairs!r}")
+        raise UsageError(
+            f"expected pairs='batch' with across_ranks, got {pairs!r}; leave across_ranks out, or "
+            "form pairs over the whole batch"
+        )
     if across_ranks and not (dist.is_available() and dist.is_initialized()):
         raise UsageError(
             "expected a torch.distributed process group with across_ranks, got none; launch with "
@@ -458,7 +461,7 @@ class DispersionLoss(nn.Module):
             if domains is None:
                 raise UsageError(
                     "expected `domains` of shape (b,), one for each sequence, got none; pass them "
-                    "with each call"
+                    "with each call, or to describe() of the regularizer before each pass"
                 )
             given["domains"] = domains
         if self._draws and self.options.get("max_tokens") is not None:
