@@ -73,7 +73,7 @@ class Place(NamedTuple):
 class Standings:
     """The saves of a training run, compared by their answers to the same questions.
 
-    A save is a checkpoint that was written while the model trained.
+    A save is a checkpoint that was written while the model trained. It is known by its step.
 
     Args:
         contest: The :class:`~lmeval_dispersion.racing.contest.Contest` over all questions. Every
@@ -187,7 +187,7 @@ class Standings:
 def command_options(asking: Asking) -> list[str]:
     """Return the options with which `dispersion race` asks the same questions in the same way.
 
-    They are words of a command line, without the tasks.
+    They are returned as words of a command line, without the tasks.
     """
     words = list[str]()
     for field in fields(asking):
