@@ -52,12 +52,14 @@ _SHOWN_NGRAMS = 20
 _RATIOS = {
     "model": Col("Model"),
     "layer": Col("Layer"),
-    "within": Col("Within", ".4f", hint="of members to their centroid"),
+    "within": Col("Within", ".4f", hint="mean distance of members to their centroid"),
     **bounded("ratio", "Ratio", ".2f", ("ratio_low", "ratio_high")),
 }
 _DISTANCES = {
     **_RATIOS,
-    "between": Col("Between", ".4f", error="between_se", drop=1, hint="over pairs of centroids"),
+    "between": Col(
+        "Between", ".4f", error="between_se", drop=1, hint="mean distance over pairs of centroids"
+    ),
     "clusters": Col("Clusters", "d", drop=2),
     "perplexity": Col("Perplexity", ".2f", drop=3),
 }
@@ -413,9 +415,8 @@ def recurring_contexts(
     body = segment - len(prefix)
     if body < 1 or ngram < 1 or occurrences < 2:
         raise UsageError(
-            f"expected contexts of at least {len(prefix) + 1} tokens, n-grams of at least 1 token, "
-            f"and at least 2 occurrences, got segment {segment}, ngram {ngram} and occurrences "
-            f"{occurrences}"
+            f"expected segment to be at least {len(prefix) + 1}, ngram at least 1 and occurrences "
+            f"at least 2, got segment {segment}, ngram {ngram} and occurrences {occurrences}"
         )
     corpus = _corpus(texts, tokenizer, pack)
     frequent, most = _frequent(corpus, ngram, body, occurrences)
@@ -484,8 +485,8 @@ def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
         place = end
     if not any(map(np.size, parts)):
         raise UsageError(
-            f"expected text in {texts.source}, got none in {texts.read} records; check the file "
-            "and the column"
+            f"expected text in {texts.source}, got none (records read: {texts.read}); check the "
+            "file and the column"
         )
     tokens, documents, places = np.concatenate(parts, axis=1)
     return _Corpus(tokens.astype(np.uint32), documents, places)

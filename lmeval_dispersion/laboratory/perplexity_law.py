@@ -678,7 +678,7 @@ def sorted_bins(values: ArrayLike, size: int) -> NDArray[np.int64]:
 
 
 def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
-    """Choose bins whose means cover their range evenly (algorithm 1 of the paper, RD A.1.2).
+    """Choose bins whose means cover their range evenly (algorithm 1 of the paper RD, A.1.2).
 
     ``k`` targets are spaced evenly from the lowest mean to the highest. The bin nearest to each
     target is chosen, the lower one of two that are equally near. If this gives fewer than ``k``

@@ -75,7 +75,9 @@ def draw_segments(
             f"expected segments of at least {least} tokens, got {length}; use longer segments"
         )
     if most < 1:
-        raise UsageError(f"expected to draw at least 1 segment, got {most}")
+        raise UsageError(
+            f"expected to draw at least 1 segment, got {most}; raise the number of segments"
+        )
     rng = np.random.default_rng(seed)
     offered = 0
     tokens = np.zeros((most, length), dtype=np.uint32)

@@ -68,7 +68,7 @@ _KNN = {
     "weight": Col(
         "Weight", ".2f", drop=2, hint="weight of the neighbours, chosen on the tuning part"
     ),
-    "temperature": Col("Temperature", ".4g", drop=3, hint="over the keys' variance"),
+    "temperature": Col("Temperature", ".4g", drop=3, hint="as a multiple of the keys' variance"),
     "documents": Col(
         "Documents", "d", drop=4, hint="each segment of a running text counts as a document"
     ),
@@ -250,7 +250,7 @@ def sublayers(asked: Sublayers) -> SublayersResult:
     if not sizes or min(sizes) < 2:
         raise UsageError(
             "expected sizes of at least 2 segments for the draws, got "
-            f"{', '.join(map(str, sizes)) or 'none'}"
+            f"{', '.join(map(str, sizes)) or 'none'}; pass larger sizes (--sizes)"
         )
     settings = {"layers": asked.layers, "sizes": sorted(set(sizes)), "knn": asked.knn}
     parts = {"datastore": asked.datastore, "tune": asked.tune, "test": asked.test}

@@ -1,10 +1,10 @@
-"""A race of a run's saves, asked while it trains; `dispersion race RUN` goes on in its folder.
+"""A race of a run's saves, which are asked during the training; `dispersion race RUN` continues it.
 
 All saves answer the same questions, the first of the order that the folder has drawn. Two saves are
 compared question by question: bets on the differences of their scores
 (:mod:`lmeval_dispersion.racing.rule`) are valid for any two saves that were fixed beforehand. The
-best so far is chosen by the answers, so every statement is paid for all pairs from which it may
-have been chosen:
+best so far is chosen by the same answers, so the error of a statement is divided among all pairs
+that might have been chosen:
 
 - *No other save is better than the best by more than the margin*: the save that is truly best is
   fixed, the one that looks best is one of the k - 1 others, and each of these comparisons has
@@ -12,7 +12,7 @@ have been chosen:
 - *Worse than the best*, which may end the run: save k has a share of the error, and each of its
   comparisons with the k - 1 earlier ones an equal part of it. The shares are error / K where K
   saves are planned, else 6 error / (pi k)^2; they add up to the error at most, so all that is
-  shown holds together. It says nothing of saves after the end.
+  shown holds together. It says nothing of the saves that would have come after the end.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Place(NamedTuple):
 class Standings:
     """The saves of a training run, compared by their answers to the same questions.
 
-    A save is a checkpoint that was written while the model trained.
+    A save is a checkpoint that was written while the model trained. It is known by its step.
 
     Args:
         contest: The :class:`~lmeval_dispersion.racing.contest.Contest` over all questions. Every
@@ -187,7 +187,7 @@ class Standings:
 def command_options(asking: Asking) -> list[str]:
     """Return the options with which `dispersion race` asks the same questions in the same way.
 
-    They are words of a command line, without the tasks.
+    They are returned as words of a command line, without the tasks.
     """
     words = list[str]()
     for field in fields(asking):

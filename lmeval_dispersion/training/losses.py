@@ -89,7 +89,8 @@ def push_away(
     """Return minus the mean cosine distance over all pairs of tokens.
 
     The value lies in [-n/(n-1), 0] for n tokens: 0 if all vectors point the same way, -1 if they
-    are orthogonal on average. Its negative is the dispersion of the tokens. Source: RD section 3.4.
+    are orthogonal on average. Its negative is the dispersion of the tokens. Source: the paper RD,
+    section 3.4.
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -109,7 +110,10 @@ def push_away(
     -1.0
     """
     if across_ranks and pairs != "batch":
-        raise UsageError(f"expected pairs='batch' with across_ranks, got {pairs!r}")
+        raise UsageError(
+            f"expected pairs='batch' with across_ranks, got {pairs!r}; leave across_ranks out, or "
+            "form pairs over the whole batch"
+        )
     if across_ranks and not (dist.is_available() and dist.is_initialized()):
         raise UsageError(
             "expected a torch.distributed process group with across_ranks, got none; launch with "
@@ -124,8 +128,8 @@ def push_away(
 def squeeze(z: Tensor, **options: Any) -> Tensor:
     """Return the mean cosine distance over all pairs of tokens, the opposite of `push_away`.
 
-    Minimising it makes states more alike, which should make a model worse: it serves as the
-    control. It takes the arguments of :func:`push_away`. Source: RD B.4.2.
+    Minimising this loss makes states more alike, which should make a model worse: it serves as the
+    control experiment. It takes the arguments of :func:`push_away`. Source: the paper RD, B.4.2.
     """
     return -push_away(z, **options)
 
@@ -138,7 +142,8 @@ def cross_domain_push_away(
 ) -> Tensor:
     """Return minus the mean cosine distance over pairs of tokens from different domains.
 
-    The value lies in [-2, 0]; it is 0 if the batch has one domain. Source: RD section 3.4.
+    The value lies in [-2, 0]; it is 0 if the batch has one domain. Source: the paper RD, section
+    3.4.
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -173,8 +178,8 @@ def angular_spread(
     """Return the log of the mean of exp(-D / tau) over pairs, where D = arccos(cos) / pi.
 
     The value lies in [-1/tau, 0]: 0 if all vectors point the same way, -1/(2 tau) if all are
-    orthogonal. Cosines are kept 1e-6 away from +-1, so that the gradient is finite. Source: LD,
-    angular spread.
+    orthogonal. Cosines are kept 1e-6 away from +-1, so that the gradient is finite. Source: the
+    paper LD, angular spread.
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -210,7 +215,7 @@ def orthogonalization(
     """Return the mean of max(0, margin - D)^2 over pairs, where D = arccos(cos) / pi.
 
     The value lies in [0, margin^2]: 0 if no two vectors are closer than ``margin``, margin^2 if all
-    point the same way. Source: LD, orthogonalization.
+    point the same way. Source: the paper LD, orthogonalization.
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -248,7 +253,7 @@ def l2_repel(
 
     The norm term is ``norm_weight`` times the mean square of the numbers in ``z``. The first term
     is at most 0, its value if all vectors coincide. If distances are large against sqrt(tau), the
-    closest pair decides its value. Source: LD, l2-repel.
+    closest pair decides its value. Source: the paper LD, l2-repel.
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -300,15 +305,15 @@ def decorrelation(
 ) -> Tensor:
     """Return the mean squared correlation over pairs of different features.
 
-    The value lies in [0, 1]; 0 if the features are uncorrelated. Source: LD, decorrelation, whose
-    sum is a mean here. LD's table 1 standardises each token over its features, but multiplies Z^T
-    Z, whose entries belong to pairs of features; this function standardises each feature over the
-    tokens.
+    The value lies in [0, 1]; 0 if the features are uncorrelated. Source: the paper LD,
+    decorrelation, whose sum is a mean here. LD's table 1 standardises each token over its features,
+    but multiplies Z^T Z, whose entries belong to pairs of features; this function standardises each
+    feature over the tokens.
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
-        axis: ``features`` to correlate features over the tokens, ``tokens`` to correlate tokens
-            over the features.
+        axis: ``features`` to correlate features over the tokens; ``tokens`` to correlate tokens
+            over the features, so that the loss is over pairs of tokens.
         pairs: ``sequence`` for the tokens of a sequence, ``batch`` for those of the whole batch.
         released: Whether to correlate tokens, as LD's released code does. A token whose features
             are all equal is left out; that code gives NaN.
@@ -458,7 +463,7 @@ class DispersionLoss(nn.Module):
             if domains is None:
                 raise UsageError(
                     "expected `domains` of shape (b,), one for each sequence, got none; pass them "
-                    "with each call"
+                    "with each call, or to describe() of the regularizer before each pass"
                 )
             given["domains"] = domains
         if self._draws and self.options.get("max_tokens") is not None:

@@ -647,7 +647,7 @@ def _check(
     if z.dim() != 4 or not z.is_floating_point():
         shape = tuple(z.shape[1:]) if z.dim() and z.shape[0] == 1 else tuple(z.shape)
         raise GeometryError(
-            f"expected floating-point states of shape (b, t, d), got {z.dtype} {shape}"
+            f"expected floating-point states of shape (b, t, d), got {z.dtype} of shape {shape}"
         )
     for name, given in (("mask", mask), ("segments", segments)):
         if given is not None and given.shape != z.shape[1:3]:

@@ -52,12 +52,13 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         tasks: Tasks of lm-eval, separated by commas. None to log only the geometry, that is, the
             figures of :class:`~lmeval_dispersion.training.measuring.Measuring`.
         questions: Number of questions for each save.
-        every: Also ask after every so many steps, without a save; None to ask only at saves.
+        every: Also ask after each multiple of this number of steps, without a save; None to ask
+            only at saves.
         share: Share of the training's time that the questions may take, above 0 and below 1. The
             number of questions is lowered accordingly at the first save, but not below 10. None for
             no limit.
-        stop_after: End the training after so many saves in a row that are shown to be worse than
-            the best; None to never end it.
+        stop_after: Number of saves in a row that must be shown to be worse than the best save to
+            end the training; None to never end it.
         run: The folder of the saves. Needed in a loop of your own; a trainer has one.
         tokenizer: The model's tokenizer; None for the trainer's.
         options: For the geometry ``domains``, ``reference``, ``texts`` and ``layers``, as in

@@ -129,7 +129,10 @@ class DispersionRegularizer:
         **options: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise UsageError(f"expected a model (torch.nn.Module), got {type(model).__name__}")
+            raise UsageError(
+                f"expected a model (torch.nn.Module), got {type(model).__name__}; pass the loaded "
+                "model"
+            )
         if not weight >= 0:
             raise UsageError(
                 f"expected a weight of at least 0, got {weight}; use the loss squeeze to make states "
@@ -199,9 +202,9 @@ class DispersionRegularizer:
         missing = [name for name in self.layers if name not in states]
         if missing:
             raise CaptureError(
-                f"expected states of {', '.join(self.layers)} since the last pop(), got none from "
-                f"{', '.join(missing)}; run the model once in training mode before each pop(), and "
-                "attach before torch.compile runs"
+                f"expected states of {', '.join(self.layers)} since the previous pop(), got none "
+                f"of {', '.join(missing)}; run the model once in training mode before each pop(), "
+                "and attach the regularizer before torch.compile runs"
             )
         last = states[self.layers[-1]]
         shape = self._layout(last)

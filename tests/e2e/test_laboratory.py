@@ -144,7 +144,7 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
             2,
             "fex.jsonl does not exist; did you mean few.jsonl?",
         ),
-        ((*WHOLE, "--bin-size", "201"), 2, "make bins or segments smaller"),
+        ((*WHOLE, "--bin-size", "201"), 2, "use smaller bins or segments"),
         (
             (*WHOLE, "--sizes", "9"),
             2,

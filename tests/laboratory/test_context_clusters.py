@@ -52,7 +52,7 @@ def test_clusters_need_recurrence_and_one_tokenizer(model, repeating, place):
         UsageError, match=r"at least 2 9-grams that occur 20 times .* lower ngram, "
     ):
         clusters(model, repeating, ngram=9, occurrences=20, segment=6)
-    with pytest.raises(UsageError, match=r"at least 2 occurrences, got segment 6, ngram 4"):
+    with pytest.raises(UsageError, match=r"occurrences at least 2, got segment 6, ngram 4"):
         clusters(model, repeating, ngram=4, occurrences=1, segment=6)
     other = tiny_models.saved(place / "other-words", tiny_models.llama(seed=4))
     path = other / "tokenizer.json"
