@@ -156,7 +156,10 @@ def test_figures_are_explained_once_and_the_names_of_the_answer_are_marked(resul
     other = shown(
         replace(one_group, domain="law", reference="plain", checkpoints=group.checkpoints[:2])
     )
-    assert "G: how far the model keeps law tokens from one another and from the words of plain" in other
+    assert (
+        "G: how far the model keeps law tokens from one another and from the words of plain"
+        in other
+    )
     marked = re.findall(r"▶ (\S+)", shown(one_group))
     assert marked == [group.names[c] for c in first_of(group)]
     assert one_group.answer()[0].startswith(f"Evaluate first: {', '.join(marked)} (")

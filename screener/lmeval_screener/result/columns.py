@@ -210,7 +210,12 @@ COLUMNS = (
         "tied",
     ),
     _C("tokens.domain", int, "number of domain tokens (T)", lambda c, _: len(c.resolution.domain)),
-    _C("tokens.reference", int, "number of tokens of everyday words (R)", lambda c, _: len(c.resolution.reference)),
+    _C(
+        "tokens.reference",
+        int,
+        "number of tokens of everyday words (R)",
+        lambda c, _: len(c.resolution.reference),
+    ),
     _C(
         "tokens.dropped",
         list[str],
