@@ -77,7 +77,9 @@ def near_tasks(names: Sequence[str], known: Sequence[str]) -> str:
     near = list[str]()
     for name in names:
         near += difflib.get_close_matches(name.strip(), known)
-    return f"did you mean {', '.join(near[:3])}?" if near else "`dispersion run ls tasks` lists all"
+    if near:
+        return f"did you mean {', '.join(near[:3])}?"
+    return "`dispersion run ls tasks` lists all tasks"
 
 
 def _first_line(error: Exception) -> str:

@@ -572,7 +572,7 @@ def drawn_questions(
         if count < len(units):
             raise UsageError(
                 f"expected at least {len(units)} questions, one for each of {', '.join(units)}, got "
-                f"{count}; ask more, or set weigh to questions",
+                f"{count}; ask more questions, or set weigh to questions",
                 argument="limit",
             )
         number = dict[str, int]()

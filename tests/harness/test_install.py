@@ -113,7 +113,7 @@ def test_every_task_is_a_stock_one_with_our_class_and_every_group_has_our_metric
             "out of memory: CUDA out of memory",
         ),
         (ValueError("Tasks not found: mmlu_dispertion"), "did you mean mmlu_dispersion"),
-        (ValueError("Tasks not found: qqq"), "`dispersion run ls tasks` lists all"),
+        (ValueError("Tasks not found: qqq"), "`dispersion run ls tasks` lists all tasks"),
         (
             ValueError("Duplicate task 'a': found in both 'g' and 'a'"),
             "'g' and 'a'; name each task once",

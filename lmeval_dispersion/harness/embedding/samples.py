@@ -358,9 +358,7 @@ def _agreement(
             "logprob_difference_median": median,
             "logprob_difference_max": float(np.max(gaps)),
         }
-        difference = (
-            f"log-probabilities differ from the logged ones by {median:.2f} nats at the median"
-        )
+        difference = f"log-probabilities differ from the logged ones by {median:.2f} nats (median)"
     if not is_far:
         return figures, []
     if not force:

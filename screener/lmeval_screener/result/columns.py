@@ -115,7 +115,7 @@ COLUMNS = (
         "rank",
         _Rank | None,
         "rank in the group, shared by checkpoints with equal rows; null for the base, for checkpoints "
-        "with the base's rows, and for those set aside",
+        "with the base's rows, and for checkpoints without the ranking figure",
         lambda c, group: c.rank if group.has_place(c) else None,
     ),
     _C("ranked_by", RankBy, "the figure that ranks the group: `gap` (G) or `ratio`"),
@@ -209,8 +209,13 @@ COLUMNS = (
         "tied",
         "tied",
     ),
-    _C("tokens.domain", int, "number of tokens of T", lambda c, _: len(c.resolution.domain)),
-    _C("tokens.reference", int, "number of tokens of R", lambda c, _: len(c.resolution.reference)),
+    _C("tokens.domain", int, "number of domain tokens (T)", lambda c, _: len(c.resolution.domain)),
+    _C(
+        "tokens.reference",
+        int,
+        "number of tokens of everyday words (R)",
+        lambda c, _: len(c.resolution.reference),
+    ),
     _C(
         "tokens.dropped",
         list[str],

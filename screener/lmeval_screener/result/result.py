@@ -771,7 +771,7 @@ def _figures(group: Group, rows: Mapping[Screened, Row]) -> Table:
     source = f"measured on our own {OUR_MODELS}"
     if isinstance(group.slope, Own):
         source = "by your own results"
-    chance = f"chance that ranks 1 to this one hold the best, {source}"
+    chance = f"chance that the best is at this rank or above, {source}"
     figures.append(Column("holds_best", "Holds the best", ".0%", hint=chance, drop=1))
     return Table(
         list(rows.values()),
