@@ -135,7 +135,7 @@ def choose_tensor(
     if not class_ties(config):
         why = "config.json says that embeddings are not tied"
         if ties is not False:
-            why = f"the class of {types[0]} does not tie embeddings with this config.json"
+            why = f"{types[0]} does not tie embeddings with this config.json"
         raise cannot(
             "NoOutputProjection",
             f"{why}, but no output projection is stored, only {embedding}: transformers would "

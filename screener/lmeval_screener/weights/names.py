@@ -94,7 +94,7 @@ _LAYER_COUNTS = ("decoder_layers", "num_hidden_layers", "n_layer", "num_layers",
 #: Types that leave layers out by their configuration.
 _WITH_HOLES = ("nemotron-nas",)
 _INCOMPLETE = (
-    "download the checkpoint again, since the copy may be incomplete, or save the model again with "
+    "if the copy is incomplete, download it again; otherwise save the model again with "
     "save_pretrained"
 )
 #: Types whose own names have a wrapper's part behind the prefix.
@@ -272,7 +272,7 @@ def _refuse_drafts(names: Collection[str], config: Mapping[str, Any]) -> None:
             "NoOutputProjection",
             f"it is a draft model for speculative decoding ({', '.join(parts[:2])}), which needs the "
             "hidden states of another model",
-            "screen the model for which it drafts",
+            "screen the model that it drafts for",
         )
 
 

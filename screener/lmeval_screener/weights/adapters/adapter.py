@@ -267,7 +267,7 @@ def holds_both(snapshot: Snapshot) -> bool:
         raise ScreeningError(
             "AdapterOnly",
             f"{CONFIG} lies next to the weights, and {ADAPTERS[0]} does not: transformers 5 loads such a "
-            f"folder only without {CONFIG}; remove {CONFIG}, or add the adapter's weights",
+            f"folder only without {CONFIG}; remove it, or add the adapter's weights",
         )
     if ADAPTERS[0] not in files and ADAPTERS[1] in files:
         raise ScreeningError(
@@ -409,8 +409,8 @@ def _fitting(adapter: Adapter, projection: OutputProjection) -> tuple[Adapter, s
             if tensor.name not in lacking:
                 modules.setdefault(module, {})[part] = tensor
     note = (
-        f"the adapter holds tensors that belong to no module of its base ({len(unplaced)} of "
-        f"{len(adapter.tensors)}, such as {min(unplaced)[:_SHOWN]}): PEFT leaves them out"
+        f"the base has no module for {len(unplaced)} of the adapter's {len(adapter.tensors)} tensors, "
+        f"such as {min(unplaced)[:_SHOWN]}: PEFT leaves such tensors out"
     )
     return replace(adapter, modules=modules), note
 

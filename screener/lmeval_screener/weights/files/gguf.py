@@ -468,7 +468,7 @@ class _Walk:
             GGUF_TENSORS, self._size // 24
         ):
             raise self._bad(
-                f"it announces {count} entries and {tensors} tensors, more than the file can hold"
+                f"it announces {count} pairs and {tensors} tensors, more than the file can hold"
             )
         return tensors, count
 
