@@ -276,7 +276,7 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion verify`` to a parser.
 
-    ``screen-checkpoints verify`` has the same.
+    ``screen-checkpoints verify`` has the same arguments.
     """
     from lmeval_screener.shortlist.arguments import Verifying
 

@@ -19,7 +19,8 @@ class Order(NamedTuple):
     """Which figure ranks checkpoints, and in which distance G is measured.
 
     Attributes:
-        rank_by: ``ratio``, or ``gap`` for G; None if left open.
+        rank_by: The figure, ``ratio``, or ``gap`` for G (see `lmeval_screener.figures`); None if
+            left open.
         metric: Distance of G, ``cosine`` or ``euclidean``; None if left open.
     """
 

@@ -344,7 +344,7 @@ _SCALES = {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in _KNOWN.spli
 
 
 def scale_names(readings: Sequence[Reading]) -> list[str]:
-    """Return the scale of each checkpoint, such as ``0.5B``; ``unknown`` without its parameters.
+    """Return the scale of each checkpoint, such as ``0.5B``; ``unknown`` if no rule applies.
 
     The checkpoints have one tokenizer. The first rule that applies decides:
 
@@ -485,9 +485,10 @@ class Agreement:
 
         Args:
             scope: The scope, as in `Agreement`.
-            group: Name of the group, or empty.
-            strata: For each group its gaps and its accuracies, finite and in the same order. For
-                the p-value, accuracies are permuted only inside their group.
+            group: Name of the group; empty for the other scopes.
+            strata: For each group that is compared inside itself, the gaps and the accuracies of
+                its checkpoints, all finite. For the p-value, accuracies are permuted only inside
+                their group.
         """
         n = sum(len(gaps) for gaps, _ in strata)
         figures = rank_agreement(strata)

@@ -1,4 +1,4 @@
-"""Reads one checkpoint: rows of its output projection, and from them G and the ratio."""
+"""Reads one checkpoint: rows of its output projection, from which G and the ratio are computed."""
 
 from __future__ import annotations
 
@@ -390,7 +390,9 @@ async def adapter_in(snapshot: Snapshot, target: Target) -> tuple[Adapter, Targe
 
 
 async def adapter_on_weights(snapshot: Snapshot, target: Target) -> Adapter | None:
-    """Return the adapter that transformers puts on the model in the same folder; None without one.
+    """Return the adapter that transformers puts on the model in the same folder.
+
+    None if there is no adapter next to a whole model, and for a repository of the Hub.
 
     Raises:
         ScreeningError: transformers cannot load such a folder, or the adapter's files are broken.

@@ -241,7 +241,7 @@ def test_a_dead_hub_stops_the_run_early(command):
     assert document["totals"]["requests"] < 40
     assert (
         sum(
-            f["message"].startswith("not tried, because 3 others could not be reached")
+            f["message"].startswith("not tried, because 3 other checkpoints could not be reached")
             for f in document["failed"]
         )
         == 37

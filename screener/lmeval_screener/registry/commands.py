@@ -64,8 +64,8 @@ class Questioned(RankedBy):
             a checkpoint; ``diff`` for the changes since a time.
         what: SQL, CHECKPOINT or DATE, see below.
 
-            For ``query``, an SQL SELECT to run instead; for ``show``, the checkpoint's label, path
-            or address; the date of ``diff`` is ``since``.
+            For ``query``, an SQL SELECT to run instead of the ranking; for ``show``, the label,
+            path or address of the checkpoint. ``diff`` takes its date as ``since``.
         domain: Only results for this token set. Default: the set with the most results.
 
             For ``query`` and ``diff``.
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
     """Run ``dispersion registry`` with parsed arguments; returns the exit code 0.
 
     Raises:
-        DispersionError: As :func:`registry`.
+        DispersionError: As from :func:`registry`.
     """
     output = Output.of(args)
     if args.what is not None and not Path(args.file).exists() and Path(args.what).is_file():

@@ -369,7 +369,7 @@ class Opened(NamedTuple):
         identity: The checkpoint's repository, folder or address, as `identity_of` returns it.
         state: The commit, or a hash of the files, as `state_of` returns it; empty if the checkpoint
             could not be opened.
-        private: Whether the Hub calls it private; None if unknown.
+        private: Whether the Hub calls the repository private; None if unknown.
     """
 
     identity: str
@@ -550,7 +550,7 @@ class Session:
 
     @property
     def loss(self) -> str:
-        """A sentence on the results that the registry could not keep; empty if it kept all."""
+        """A sentence on the results that could not be written to the registry; empty if all were."""
         if not self._full_since:
             return ""
         return (
@@ -821,7 +821,7 @@ class Session:
         return f"{after:{_STAMP}}"
 
     def announced(self) -> None:
-        """Record that the news were given, so that the next news leave them out."""
+        """Record that this run has announced its news, so that later runs leave them out."""
         announced = "UPDATE runs SET announced = ended, since = ? WHERE run = ? AND announced = ''"
         self._write(lambda: self.connection.execute(announced, [self.begun, self.run]))
 
@@ -846,7 +846,7 @@ def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -
     """Return a text that changes with the files of a checkpoint.
 
     It also changes with the files of ``base``, if given, and with those of a tokenizer that was
-    named for the checkpoint. For a whole repository it is the commit.
+    named for the checkpoint. For a repository without either it is the commit.
     """
     states = [_state(snapshot)]
     if base is not None:
@@ -921,15 +921,15 @@ class Seen:
 
     @property
     def key(self) -> int:
-        """A number that identifies the figures of the reading, the same before and after ranking.
+        """A number that identifies the figures of the reading, before and after they are ranked.
 
-        Only for a state with a ``reading``.
+        It is defined only for a state with a ``reading``.
         """
         assert self.reading is not None
         return id(self.reading.gaps)
 
     def called(self, target: Target) -> Seen:
-        """Return a copy of this state, and of its reading, with another labelled ``target``."""
+        """Return a copy of this state, and of its reading, with ``target`` in place of its own."""
         reading = self.reading and replace(self.reading, target=target)
         return replace(self, target=target, reading=reading)
 

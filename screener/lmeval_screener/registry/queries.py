@@ -116,10 +116,10 @@ def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, st
 
     Args:
         connection: The registry.
-        domain: Name of the domain. Default: the one with the most results.
+        domain: Name of the domain. Default: the domain with the most results.
 
     Returns:
-        The pair's key, the name of the domain, and that of the reference.
+        The pair's key, the name of the domain, and the name of the reference.
 
     Raises:
         UsageError: The registry has no results, or none for ``domain``.
@@ -147,7 +147,7 @@ def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, st
 def is_gone(seen: Seen) -> bool:
     """Whether a checkpoint is gone, by the last attempt to read it.
 
-    Whether a folder still exists is looked up anew.
+    A folder is also gone if it has been deleted since (`folder_is_gone`).
     """
     is_lost = seen.error in ("", "FolderNotFound") and folder_is_gone(seen.identity)
     return is_lost or cause_of(seen.error).state == "gone"
@@ -470,7 +470,7 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
     """Run an SQL SELECT on the registry and return its rows.
 
     Raises:
-        UsageError: SQLite refuses the statement, or it takes over 60 seconds.
+        UsageError: SQLite refuses the statement, or the statement takes over 60 seconds.
     """
     deadline = time.monotonic() + _LIMIT
     connection.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
@@ -514,7 +514,7 @@ def _columns_for(connection: sqlite3.Connection, statement: str) -> str:
 
 
 def history(connection: sqlite3.Connection, text: str) -> Answer:
-    """Return the history of one checkpoint, its newest state first.
+    """Return the states in which runs have seen one checkpoint, newest first.
 
     Args:
         connection: The registry.

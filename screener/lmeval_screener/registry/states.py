@@ -155,9 +155,9 @@ def proven(
 def folder_is_gone(identity: str) -> bool:
     """Whether the folder that an identity names was deleted.
 
-    A missing folder was deleted if the folder above it, or else the one above that, exists and has
-    other entries: an empty one may be the mount point of a disk that is not there. False for
-    identities other than ``file://PATH``.
+    A missing folder counts as deleted if the folder above, or, where that is missing too, the
+    folder above that one, has other entries: an empty folder may be the mount point of a disk that
+    is not there. False for identities other than ``file://PATH``.
     """
     place = Path(path_of(identity.removeprefix("file://")))
     if not identity.startswith("file://") or place.exists():

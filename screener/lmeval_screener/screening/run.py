@@ -62,10 +62,10 @@ OnDone = Callable[[Reading | Failed, int, int], None]
 
 @takes(ScreenArguments)
 def screen(arguments: ScreenArguments) -> Result:
-    """Rank checkpoints by the dispersion of their output rows; only the needed rows are read.
+    """Rank checkpoints by how far apart a domain's tokens lie in their output projection.
 
-    The result has the screened checkpoints, ranked within groups of one family and scale, and those
-    that failed, with the reasons.
+    Only the needed rows are read, without labels or a GPU. The result has the screened checkpoints,
+    ranked within groups of one family and scale, and those that failed, with the reasons.
 
     Raises:
         UsageError: A name, a file or a combination of arguments cannot be used.

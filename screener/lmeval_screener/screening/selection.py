@@ -140,7 +140,7 @@ class Selected:
             names = printable(", ".join(self.left_out[:5]))
             if self.left_out[5:]:
                 names += ", …"
-            return f"folders left out, as they have no config.json and weights: {names}"
+            return f"folders left out, as they hold no model (config.json and weights): {names}"
         if not self.listed:
             return ""
         chosen = sum(target.listed is not None for target in self.targets)

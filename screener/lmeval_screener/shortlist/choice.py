@@ -1,8 +1,8 @@
 """The short list of checkpoints to evaluate.
 
-Without a number it takes as many places as hold the best with a chance of 90 % (`Group.first_for`), all where
-no chance is known. An audit sample is drawn at random from the others: only it shows the checkpoints that the
-list missed.
+By default the list takes as many ranks as hold the best checkpoint with a chance of 90 % (`Group.first_for`),
+and all ranks where no chance is known. An audit sample is drawn at random from the checkpoints that are not on
+the list: only this sample shows what the list missed.
 """
 
 from __future__ import annotations

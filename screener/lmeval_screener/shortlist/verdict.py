@@ -96,7 +96,7 @@ class GroupVerdict:
     stands_for_all: bool
     separate: bool = False
     reason: str = ""
-    best: Annotated[float | None, Col("Best of it", ".3g")] = None
+    best: Annotated[float | None, Col("Best listed", ".3g")] = None
     regret: Annotated[float | None, Col("Lost", ".3g")] = None
     at_random: Annotated[float | None, Col("Lost at random", ".3g")] = None
     seen: Annotated[float | None, Col("Lost at least", ".3g", drop=1)] = None
@@ -331,14 +331,22 @@ def verify(asked: Verifying) -> Verdict:
         without=tuple(without),
         points=tuple(points),
         manifest=manifest.place,
-        list=f"the {manifest.k} best of each group, and {manifest.audit_sample} others drawn at "
-        "random",
+        list=_rule_of(manifest),
         task=manifest.task,
         metric=manifest.metric,
         order=", ".join(filter(None, order)),
         dropped=dropped,
         **_slopes(manifest, candidates, survivors=dropped > 0),
     )
+
+
+def _rule_of(manifest: Manifest) -> str:
+    """The rule by which a short list was chosen, in words."""
+    ranks = "rank 1" if manifest.k == 1 else f"ranks 1–{manifest.k}"
+    rule = f"{ranks} of each group at most"
+    if manifest.audit_sample:
+        rule += f", and {count(manifest.audit_sample, 'other')} of each group drawn at random"
+    return rule
 
 
 def _slopes(

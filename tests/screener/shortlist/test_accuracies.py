@@ -174,7 +174,7 @@ def test_one_task_is_meant_and_a_group_is_one_task(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is not JSON of lm-eval"),
+        ("{", "is not JSON that lm-eval wrote"),
         ('{"a": 1}', "has no `results`"),
         (
             '{"results": {"wiki": {"word_perplexity,none": 9.5}}}',
