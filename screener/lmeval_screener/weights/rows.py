@@ -90,8 +90,8 @@ class WeightFiles:
                 less than another request.
 
         Raises:
-            ScreeningError: The file is a torch archive, and does not hold the tensor where its
-                directory says.
+            ScreeningError: The file is a torch archive that does not hold the tensor where the
+                archive's central directory says.
         """
         if tensor.entry is not None:
             from lmeval_screener.weights.files import zip_archive
