@@ -158,7 +158,7 @@ def test_a_race_that_is_stopped_shows_what_is_known(
         (["--budget", "200%"], "got 200%"),
         (["--budget", "0"], "expected a number of questions, or a share such as 10%, got 0"),
         (["--budget", "many", "--dry-run"], "got many"),
-        (["--answers", "none"], "--answers: without the right answers"),
+        (["--answers", "none"], "--answers: a race without the right answers"),
         (["--answers", "none", "--budget", "12"], "5 questions for each"),
         (["--gpus-per-checkpoint", "2"], "add `--engine ray`"),
     ],
