@@ -61,7 +61,8 @@ def test_a_folder_of_checkpoints_is_screened_what_is_broken_fails_and_the_rest_i
     assert re.search(r"1  ▶ ft-80 .*\n +2  ▶ ft-45 ", out)
     assert "wait until it is written, or save or copy it again" in " ".join(out.split())
     assert re.fullmatch(
-        r"screen-checkpoints: folders left out, as they hold no model \(config.json and weights\): \S*myruns/notes\n",
+        r"screen-checkpoints: folders left out, as they hold no model \(config.json and weights\): "
+        r"\S*myruns/notes\n",
         err,
     )
     result = screen(text)
