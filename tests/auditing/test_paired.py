@@ -98,7 +98,7 @@ def test_a_named_filter_and_metric_judge(tmp_path):
     [
         ({"doc": {"q": "x"}}, "different documents or targets under the same 6 ids"),
         ({"target": "2"}, "different documents or targets under the same 6 ids"),
-        ({"doc_id": 1}, "holds document 1 twice"),
+        ({"doc_id": 1}, "another record of document 1"),
         ({"metrics": ["f1"], "f1": 1.0}, "got 'none/acc'"),
     ],
 )

@@ -170,7 +170,7 @@ def test_what_lies_below_by_the_paired_difference_or_with_hardly_a_chance_fails(
     last = gate_of(of_four, "d")
     assert (last.gate.passed, last.exit_code) == (True, 0)
     assert last.answer()[0].startswith(
-        "Passed: none of 3 lies below d; the lowest is c (ratio higher by 0.200"
+        "Passed: none of 3 checkpoints lies below d; the lowest is c (ratio higher by 0.200"
     )
     # By rank alone: the errors are too large for any pair, though not for the whole spread.
     wide = result(siblings(*(1.5 - i / 40 for i in range(24)), se=0.06))
