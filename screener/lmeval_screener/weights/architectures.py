@@ -275,8 +275,9 @@ def _only_head(stored: set[str]) -> str | None:
 def class_ties(config: Mapping[str, Any]) -> bool:
     """Whether the model's class ties the output projection to the input embedding.
 
-    config.json decides; if it says nothing, the default of the model's class does. A class that is
-    not known is assumed to tie.
+    The entries of config.json that the class reads decide; if they say nothing, the default of the
+    class does. Some classes never tie, whatever config.json says. For a class that is not known,
+    any entry counts; without one, it is assumed to tie.
     """
     types = model_types(config)
     stated = _says_tied(levels(config))
