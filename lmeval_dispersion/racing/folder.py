@@ -106,7 +106,7 @@ class RaceFolder:
     """A race, and the folder that keeps its checkpoints, its questions and its answers.
 
     Attributes:
-        asking: The options that say what is asked, and how; its tasks are ``NAME,NAME``.
+        asking: The options that say what is asked, and how, with the tasks as ``NAME,NAME``.
         path: The folder.
         lineup: The list of checkpoints.
         date: Date in the names of the results files.
@@ -256,7 +256,7 @@ class RaceFolder:
         return going
 
     def name(self, arguments: Sequence[Mapping[str, str]], patterns: Sequence[str] = ()) -> None:
-        """Add checkpoints to those that the command names; only these are loaded.
+        """Add checkpoints to those that the command names; only named checkpoints are loaded.
 
         Args:
             arguments: lm-eval's arguments for loading each checkpoint.

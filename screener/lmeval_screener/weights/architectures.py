@@ -146,7 +146,7 @@ def choose_tensor(
 
 
 def stored_name(stored: Collection[str], candidates: Iterable[str]) -> str | None:
-    """Return the stored name of the first candidate that is stored; None if none of them is.
+    """Return the stored name of the first candidate that is stored; None if no candidate is.
 
     Args:
         stored: The names of all stored tensors.
