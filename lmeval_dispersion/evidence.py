@@ -75,9 +75,9 @@ class Slope:
     right: tuple[tuple[float, float], ...] = ()
 
     def was_right(self, chance: float) -> float | None:
-        """Return the share of pairs in the right order, among those with about this chance of it.
+        """Return the share of pairs in the right order, among pairs with about this chance of it.
 
-        None if this was not measured, as for every chance below 0.6.
+        It is None if no such share was measured, as for every chance below 0.6.
         """
         if chance < _LEAST_CHANCE:
             return None
@@ -87,9 +87,11 @@ class Slope:
         return None
 
     def counts(self, last: int, chance: float, *, is_list: bool) -> str:
-        """Return a clause on how often our own rankings were right, without a full stop.
+        """Return a clause on how often our own short lists and orders of pairs were right.
 
-        It is "" if nothing was measured for such a list and such a chance.
+        The clause has no full stop. Its first part counts short lists that held the best checkpoint
+        or one nearly as good, its second part pairs in the right order. It is "" if neither was
+        measured: no short lists like this one, and no pairs with about this chance.
 
         Args:
             last: The rank that is compared with rank 1.

@@ -14,7 +14,7 @@ def data_folder(name: str) -> Path:
     """Return a folder of data that is bundled with the package.
 
     ``name`` is ``token_sets``, ``task_configs``, ``demo``, ``demo_runs`` or ``released``. The wheel
-    has all of these under ``lmeval_dispersion/data/``, a checkout the first two at its top.
+    has all of these under ``lmeval_dispersion/data/``; a checkout has the first two at its top.
 
     Raises:
         FileNotFoundError: The folder is missing.

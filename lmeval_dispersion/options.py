@@ -112,8 +112,9 @@ def exit_code_of(
 ) -> int:
     """Parse ``words`` with a command's parser, run the command, and return its exit code.
 
-    An error that the user can mend prints one sentence, without a traceback; an argument of Python
-    is named in it as the command's option. With ``DISPERSION_DEBUG`` set, errors are raised.
+    For an error that the user can mend, one sentence is printed without a traceback; it names the
+    command's option in place of the Python argument. If the environment variable
+    ``DISPERSION_DEBUG`` is set, errors are raised instead.
 
     Args:
         name: Name of the command, with which messages begin.

@@ -409,13 +409,22 @@ def check_labels(run: AuditRun, what: str) -> None:
     rows = run.labelled
     right = int(run.right[rows].sum())
     if not len(rows):
-        raise UsageError(f"{what} labelled documents, but none of the run's documents has a label")
+        raise UsageError(
+            f"{what} labelled documents, but none of the run's documents has a label (a score that "
+            "says whether the answer is right); use a run of a task that scores each document, for "
+            "example by acc or exact_match"
+        )
     if right in (0, len(rows)):
-        side = "correctly" if right else "wrongly"
+        side = "correctly"
+        other = "harder"
+        if not right:
+            side = "wrongly"
+            other = "easier"
         finite = "" if run.finite.all() else " with finite log-probabilities"
         raise UsageError(
             f"{what} right and wrong answers, but every one of the {len(rows)} labelled "
-            f"documents{finite} was answered {side}"
+            f"documents{finite} was answered {side}; use a run with more documents, or of "
+            f"{other} tasks"
         )
 
 

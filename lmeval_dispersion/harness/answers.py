@@ -233,9 +233,9 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
     """Count the answers of some tasks; return the counts and the number of documents.
 
-    Answers are all choices of a multiple choice; the target of a generated answer, as the task's
-    regex extracts it; and in code each name, constant and literal of the reference solution. An
-    answer keeps the space before it.
+    Counted are all choices of a multiple-choice question; for a task with generated answers, the
+    target, as the task's regex extracts it; and for code, each name, constant and literal of the
+    reference solution. The space before an answer is kept.
 
     Raises:
         UsageError: A task has no answers because it scores whole texts, has answers that are not

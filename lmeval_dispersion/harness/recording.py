@@ -106,7 +106,7 @@ class Recorder:
         raise NotImplementedError
 
     def wanted(self) -> list[list[Wanted]]:
-        """Return, for each request, the states to record; an empty list if there are none."""
+        """Return for each request the list of states to record; the list may be empty."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -227,7 +227,7 @@ class ContextRecorder(TokenRecorder):
     def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
         """Plan the state of the last context token and the perplexity of the question's tokens.
 
-        None for any request but a document's first.
+        It is None for all requests of a document but the first.
         """
         request = (
             self.requests[len(self.planned)] if len(self.planned) < len(self.requests) else None
@@ -245,7 +245,10 @@ class ContextRecorder(TokenRecorder):
         )
 
     def wanted(self) -> list[list[Wanted]]:
-        """Return one state for the first request of each document, none for later requests."""
+        """Return for each request the list of states to record.
+
+        The list has one state for the first request of a document, and none for its later requests.
+        """
         return [[] if wanted is None else [wanted] for wanted in self.planned]
 
 
@@ -284,7 +287,10 @@ class SegmentRecorder(TokenRecorder):
         return answers
 
     def wanted(self) -> list[list[Wanted]]:
-        """Return the states of each text's segments, in order; none for an empty text."""
+        """Return for each text the list of its segments' states, in order.
+
+        The list of an empty text is empty.
+        """
         segments = iter(self.planned)
         of_texts = []
         for tokens in self.texts:
@@ -348,7 +354,7 @@ class PrefillRecorder(Recorder):
         self.fresh = {}
 
     def wanted(self) -> list[list[Wanted]]:
-        """Return one state for each request, without vectors if its prompt was not run."""
+        """Return for each request a list of one state, without vectors if its prompt was not run."""
         prompts = [request.args[0] for request in self.requests]
         return [[self.of_prompt.get(prompt, Wanted(-1, (0, 0), 0, False))] for prompt in prompts]
 

@@ -208,11 +208,15 @@ def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
     what = f"{key}, the most dispersed key,"
     if worse:
         row = max(worse, key=lambda row: float(row["change"]))
-        verdict = "The recommendation does not hold here" if recommended else "By perplexity"
+        verdict = "Perplexity disagrees with dispersion"
+        if recommended:
+            verdict = "The recommendation does not hold here"
         return f"{verdict}: {what} gives {_moved(row)} than {row['other']}."
     if len(better) == len(rows):
         row = max(rows, key=lambda row: float(row["change"]))
-        verdict = "The recommendation holds here" if recommended else "By perplexity"
+        verdict = "Perplexity agrees with dispersion"
+        if recommended:
+            verdict = "The recommendation holds here"
         than = row["other"] if len(rows) == 1 else f"the next best key, {row['other']}"
         return f"{verdict}: {what} gives {_moved(row)} than {than}."
     verdict = "The perplexities do not decide"

@@ -64,10 +64,10 @@ _SETTINGS = {
 
 @dataclass
 class Limits:
-    """How much one command may ask: new questions, summed over the checkpoints, and hours.
+    """The most new questions and hours that one command may use, and what it has used so far.
 
     Attributes:
-        questions: The most questions; None for no limit.
+        questions: The most new questions, summed over the checkpoints; None for no limit.
         hours: The most hours; None for no limit.
         asked: Number of questions that this command has asked so far.
         start: When the command began, in seconds of the monotonic clock.
@@ -80,7 +80,7 @@ class Limits:
 
     @property
     def spent(self) -> bool:
-        """Whether the questions or the hours are used up."""
+        """Whether the command has used up its questions or its hours."""
         late = self.hours is not None and time.monotonic() - self.start >= 3600 * self.hours
         return late or (self.questions is not None and self.asked >= self.questions)
 
@@ -106,7 +106,7 @@ class RaceFolder:
     """A race, and the folder that keeps its checkpoints, its questions and its answers.
 
     Attributes:
-        asking: The options that say what is asked, and how; its tasks are ``NAME,NAME``.
+        asking: The options that say what is asked, and how, with the tasks as ``NAME,NAME``.
         path: The folder.
         lineup: The list of checkpoints.
         date: Date in the names of the results files.
@@ -114,7 +114,7 @@ class RaceFolder:
         seconds: Label -> seconds that loading and asking the checkpoint took.
         as_base: Labels of the adapters that answer exactly as their base.
         kept: Content of ``race.json``.
-        allowance: How much this command may still ask.
+        allowance: The most that this command may ask, and what it has asked so far.
         more: Called to add probabilities to the answers to shared questions; None for
             :func:`shared.complete`.
         forecast_said: Whether the forecast of the time has been printed, or is not wanted.
@@ -256,7 +256,7 @@ class RaceFolder:
         return going
 
     def name(self, arguments: Sequence[Mapping[str, str]], patterns: Sequence[str] = ()) -> None:
-        """Add checkpoints to those that the command names; only these are loaded.
+        """Add checkpoints to those that the command names; only named checkpoints are loaded.
 
         Args:
             arguments: lm-eval's arguments for loading each checkpoint.

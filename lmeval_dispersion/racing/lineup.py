@@ -113,9 +113,11 @@ class Lineup(NamedTuple):
         return ""
 
     def joined(self, later: Lineup) -> Lineup:
-        """Return this list with the checkpoints of a ``later`` one added.
+        """Return this list with the checkpoints of a later list added.
 
-        Checkpoints that are in both lists keep the label that they have in this one.
+        Checkpoints in both lists keep their label and take the rank that they have in ``later``. A
+        new checkpoint whose label is already in use is labelled with its `Entry.place`. The notes,
+        the manifest and the failures are those of ``later``.
         """
         entries = {entry.place: entry for entry in self.entries}
         labels = {entry.label for entry in self.entries}

@@ -254,9 +254,10 @@ class Axis:
 def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
     """Return the axis for the dots and whiskers of a column.
 
-    It is None if ``width`` is below 12 characters, or if all values are equal. Rows with a true
-    value under the key ``aside`` do not stretch the axis, and rows with one under ``undrawn`` are
-    not on it. If the column's format has a sign, as for differences, the axis includes 0.
+    It is None if ``width`` is below 12 characters, if no row has a value to draw, or if the axis
+    would have no length because all values are equal and have no whiskers. Rows with a true value
+    under the key ``aside`` do not stretch the axis, and rows with one under ``undrawn`` are not on
+    it. If the column's format has a sign, as for differences, the axis includes 0.
     """
     ends: list[float] = []
     for row in rows:

@@ -232,7 +232,7 @@ def _comparable(
     if count == len(shared):
         documents = "the only shared document" if count == 1 else f"all {count} shared documents"
         raise MixedStoresError(
-            f"the runs used different prompts in {documents}{why}; compare runs with the same "
+            f"the runs used different prompts for {documents}{why}; compare runs with the same "
             "prompts"
         )
     left_out = "documents are left out, as they had"

@@ -59,8 +59,8 @@ class JudgedTask:
         notes: Clauses on what the file lacks or repeats, without a full stop.
         filters: Sentences on other filters under which significantly more or fewer answers are
             right.
-        as_named: Whether the task has the metric that was named for all tasks; False if there is
-            no such name, None if a metric was named for this task in particular.
+        as_named: Whether the task has the metric that was named for all tasks; False as well if no
+            metric was named for all, None if one was named for this task in particular.
     """
 
     config: Mapping[str, Any]

@@ -31,7 +31,7 @@ _ONE_ANSWER = 0.9  # share of the commonest answer above which a model counts as
 _MOST = 0.5  # share of documents from which a doubt concerns the log rather than single documents
 _FEWEST = 10  # fewest answers for a distribution of them
 _FEWEST_ALIKE = 20  # fewest documents with equal log-probabilities in two runs, or equal scores
-_SHOWN = 5  # most tasks that are named
+_SHOWN = 5  # most doubts about single tasks that are shown
 _AGREE = 0.95  # share of the documents with one answer for which target and score must agree
 _HALF_PRECISION = 0x1FFF  # bits of a float32 that float16 and bfloat16 lack
 
@@ -42,7 +42,7 @@ _HALF_PRECISION = 0x1FFF  # bits of a float32 that float16 and bfloat16 lack
 def finite_answer(log_probabilities: Sequence[Sequence[float]]) -> Flags:
     """Return for each document whether the log-probabilities of its choices are valid.
 
-    They are not if one of them is NaN or +inf, or if none is finite. A choice of -inf next to a
+    They are invalid if one of them is NaN or +inf, or if none is finite. A choice of -inf next to a
     finite one has a probability of 0, which is valid. So is a document without log-probabilities,
     such as one with a generated answer. Shape (n,), bool.
 
@@ -212,7 +212,7 @@ class Logged:
     def doubts(self) -> list[str]:
         """Return clauses on answers that suggest a mistake in the run rather than a weak model.
 
-        The list is empty if there are none.
+        The list is empty if no answers do.
         """
         clauses = [*self._one_for_all(), *self._invalid()]
         answer = self.commonest()
@@ -232,7 +232,7 @@ class Logged:
         return clauses
 
     def doubts_by_task(self) -> list[str]:
-        """Return clauses on doubts about single tasks: up to five, then the number of further ones.
+        """Return clauses on doubts about single tasks: five at most, then the number not shown.
 
         The list is empty if the run has only one task, or if there are doubts about the whole run.
         """
@@ -249,9 +249,9 @@ class Logged:
                 clauses.append(f"in {task}: {clause}")
         more = len(clauses) - _SHOWN
         if more > 0:
-            clauses[_SHOWN:] = [
-                f"the same holds for {more} more {'task' if more == 1 else 'tasks'}"
-            ]
+            doubts = "1 more doubt" if more == 1 else f"{more} more doubts"
+            verb = "is" if more == 1 else "are"
+            clauses[_SHOWN:] = [f"{doubts} about single tasks {verb} not shown"]
         return clauses
 
     def _at(self, rows: Sequence[int]) -> Logged:
@@ -367,9 +367,9 @@ class CommonestAnswer:
 
     @property
     def is_only_one(self) -> bool:
-        """Whether at least 90 % of ten or more answers are this one, and the others gain nothing.
+        """Whether at least 90 % of ten or more answers are this one, and the rest gain nothing.
 
-        They gain something if the run is clearly more accurate than always giving this answer.
+        The rest gain something if the run is clearly more accurate than always giving this answer.
         """
         is_better = self.accuracy_low > self.accuracy  # False for NaN
         return self.given >= _FEWEST and self.share >= _ONE_ANSWER and not is_better

@@ -154,7 +154,7 @@ def test_several_tasks_in_a_folder_are_one_run_and_errors_are_counted(capsys):
 
 @needs_inspect
 def test_questions_with_other_prompts_are_not_compared():
-    with pytest.raises(UsageError, match="different prompts in all 12 shared documents"):
+    with pytest.raises(UsageError, match="different prompts for all 12 shared documents"):
         compare([DATA / "base", DATA / "other-prompts"])
 
 

@@ -174,7 +174,8 @@ def losses(rng, better, noise=0.05, documents=40):
             True,
             "It is unclear whether the recommendation holds here: the perplexity of attn, ",
         ),
-        (0.1, False, "By perplexity: attn, the most dispersed key, gives "),
+        (0.1, False, "Perplexity agrees with dispersion: attn, the most dispersed key, gives "),
+        (-0.1, False, "Perplexity disagrees with dispersion: attn, the most dispersed key, gives "),
         (0.0, False, "The perplexities do not decide: the perplexity of attn, "),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from lmeval_dispersion.store.sanity import (
     Fingerprints,
+    Logged,
     alike,
     as_wrong,
     counted_as_wrong,
@@ -130,3 +131,27 @@ def test_counting_as_wrong_changes_no_finite_score() -> None:
     assert (both.score, both.as_wrong) == (pytest.approx(0.625), pytest.approx(0.3))
     assert finite_score(scores, ["a"] * 5).tolist() == [True, True, False, True, True]
     assert finite_score(np.array([_NAN, _NAN, 1.0]), ["a", "a", "b"]).all()
+
+
+@pytest.mark.parametrize(
+    ("tied", "last"),
+    [
+        (2, "in tied1: answers choice 1 in 100 % of cases (20 of 20)"),
+        (3, "1 more doubt about single tasks is not shown"),
+        (4, "3 more doubts about single tasks are not shown"),
+    ],
+)
+def test_doubts_that_are_not_shown_are_counted_not_their_tasks(tied: int, last: str) -> None:
+    """A task whose choices are all equally likely gives two doubts."""
+    tasks = [f"tied{row // 20}" for row in range(20 * tied)] + ["sound"] * 200
+    rows = [[-1.0] * 4] * (20 * tied) + _rows(200, 0)
+    logged = Logged(
+        tasks=tasks,
+        log_probabilities=rows,
+        predictions=[None] * len(rows),
+        targets=[None] * len(rows),
+        scores=np.array([0.0, 1.0] * (len(rows) // 2)),
+    )
+    clauses = logged.doubts_by_task()
+    assert clauses[-1] == last
+    assert len(clauses) == min(2 * tied, 6)

@@ -281,7 +281,7 @@ class Mixtures:
             ends,
             *(_inside_sentence(name, part) for name, part in self.inside.items()),
             _trend_sentence("Query perplexity", self.query_perplexity_trend),
-            "These intervals are for other documents of the same kind. The curves' error bars are "
+            "The intervals allow for other documents of the same kind. The curves' error bars allow "
             "only for other draws from these documents, and are shorter.",
         ]
 

@@ -130,7 +130,7 @@ def _client() -> Any:
     except ImportError:
         raise ScreeningError(
             "MissingExtra",
-            "addresses with models:/ need the package mlflow-skinny; pip install "
+            "addresses with models:/ need the package mlflow-skinny; run: pip install "
             "'lmeval-dispersion[mlflow]'",
         ) from None
     server = URL(get_registry_uri())

@@ -156,7 +156,7 @@ class ObjectStore(Bucket):
         except ImportError:
             raise ScreeningError(
                 "MissingExtra",
-                f"reading from {self._service} needs the package obstore; pip install "
+                f"reading from {self._service} needs the package obstore; run: pip install "
                 "'lmeval-dispersion[cloud]'",
             ) from None
         common: dict[str, Any] = {
@@ -288,7 +288,8 @@ def _aws(address: str) -> dict[str, Any]:
         if os.environ.get("AWS_PROFILE"):
             raise ScreeningError(
                 "MissingExtra",
-                "AWS_PROFILE needs the package botocore; pip install 'lmeval-dispersion[cloud]'",
+                "AWS_PROFILE needs the package botocore; run: pip install "
+                "'lmeval-dispersion[cloud]'",
             ) from None
         return settings
     try:

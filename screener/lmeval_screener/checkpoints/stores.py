@@ -392,13 +392,19 @@ class FileSystem(Bucket):
         scheme = self.address.partition("://")[0]
         try:
             import fsspec
-
+        except ImportError as error:
+            raise ScreeningError(
+                "MissingExtra",
+                f"addresses with {scheme}:// need the package fsspec; run: pip install "
+                "'lmeval-dispersion[cloud]'",
+            ) from error
+        try:
             return fsspec.core.url_to_fs(self.address)[0]
         except ImportError as error:
             raise ScreeningError(
                 "MissingExtra",
-                f"addresses with {scheme}:// need a package that is missing ({error}); pip install "
-                "it, or 'lmeval-dispersion[cloud]'",
+                f"addresses with {scheme}:// need a package that is not installed ({error}); run "
+                "pip install with the name of the package",
             ) from error
         except ValueError as error:
             raise ScreeningError(

@@ -900,7 +900,7 @@ class Seen:
         reading: The figures; if the checkpoint cannot be read now, the last known ones. None if
             there are none.
         as_of: Day of the reading, if the checkpoint cannot be read now; otherwise empty.
-        since: Day since which the checkpoint fails; empty if it does not.
+        since: Day since which the checkpoint has failed; empty if it does not fail.
         looked: When a run last tried to read the checkpoint.
         private: 1 if the Hub called the checkpoint private, 0 if public; None if unknown.
         token: Short hash that identifies the Hub token that read the checkpoint; None for a public

@@ -48,7 +48,8 @@ class Move:
         checkpoint: Label of the checkpoint.
         group: Title of its group; None without figures.
         rank: Rank among all checkpoints of the group in the registry; None for the base, for
-            checkpoints with the base's rows or set aside, and without figures.
+            checkpoints with the base's rows or without the figure that ranks the group, and for
+            checkpoints without any figures.
         G: Gap G of the checkpoint; None without figures.
         ratio: Ratio of the checkpoint; None if unknown.
         chance: Chance that the checkpoint is more accurate than the former best of its group; None
@@ -56,9 +57,9 @@ class Move:
         standing: How the checkpoint compares with the former best of its group: ``above``, by more
             than rounding and with a chance of at least 50 % or an unknown one; ``below``;
             ``level``, within rounding or if the group has no clear order; ``first`` of a new group;
-            ``copy`` of a known checkpoint; ``equal``, with the rows of another one. None for a
-            base, for checkpoints set aside or with weights that were announced before, and without
-            figures.
+            ``copy`` of a known checkpoint; ``equal``, with the output rows of another checkpoint.
+            None for a base, for checkpoints without the figure that ranks the group or with weights
+            that were announced before, and for checkpoints without any figures.
         text: The change in words.
         name: The checkpoint's name for commands; empty if the checkpoint is gone or failed.
         error: Code of the failure, ``Gone`` for a deleted checkpoint; empty if it did not fail.
@@ -172,11 +173,14 @@ class News(Report):
         sentences = [f"{words}: {_names(moves)}." for words, moves in groups.items() if moves]
         if not sentences and (by_standing["below"] or by_standing["first"]):
             sentences.append("No new or changed checkpoint is above the former best of its group.")
-        equal = [move.checkpoint for move in by_standing["equal"]]
+        equal = []
+        for move in by_standing["equal"]:
+            rows, _, _ = move.text.partition("; ")
+            equal.append(f"{move.checkpoint} has {rows}")
         if equal:
             sentences.append(
-                f"The output rows equal those of another checkpoint: {some(equal)}; ask both the "
-                "same questions with `dispersion race`."
+                f"{some(equal)}; to see which is better, ask both checkpoints of a pair the same "
+                "questions with `dispersion race`."
             )
         copies = [f"{move.checkpoint} is {move.text}" for move in by_standing["copy"]]
         if copies:

@@ -96,7 +96,7 @@ COLUMNS = (
     _C(
         "label", str, "unique name in the report, which options accept too", shown=Col("Checkpoint")
     ),
-    _C("repo", str, "repository after renames, or the folder"),
+    _C("repo", str, "repository under its present name, or the folder"),
     _C(
         "requested_revision",
         str | None,
@@ -115,7 +115,7 @@ COLUMNS = (
         "rank",
         _Rank | None,
         "rank in the group, shared by checkpoints with equal rows; null for the base, for checkpoints "
-        "with the base's rows, and for checkpoints without the ranking figure",
+        "with the base's rows, and for checkpoints without the figure that ranks the group",
         lambda c, group: c.rank if group.has_place(c) else None,
     ),
     _C("ranked_by", RankBy, "the figure that ranks the group: `gap` (G) or `ratio`"),
@@ -151,7 +151,7 @@ COLUMNS = (
     _C(
         "ratio.reason",
         str | None,
-        "why there is no ratio",
+        "why there is no ratio; null if there is one",
         lambda c, _: c.no_ratio or None,
         "no_ratio",
     ),

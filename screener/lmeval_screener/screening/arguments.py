@@ -127,11 +127,11 @@ class Showing:
     Attributes:
         list: Print the bundled families, domains or tasks, and stop. Default: no.
         dry_run: Print the requests and bytes needed, and stop.
-        shortlist: Show ranks 1 to K of each group; without K, those that hold the best with a
+        shortlist: Show ranks 1 to K of each group; without K, as many as hold the best with a
             chance of 90 %. Default: all.
-        audit_sample: Add N unlisted checkpoints at random.
+        audit_sample: Add N random checkpoints to the list.
         emit: Write the short list and its tasks for lm-eval here. Default: nothing.
-        fail_if_below: Exit with 4 if any is below this one.
+        fail_if_below: Exit with 4 if any checkpoint is below this one.
     """
 
     list: Literal["families", "domains", "tasks"] | None = None

@@ -324,9 +324,9 @@ def _from_results(path: Path, task: str, metric: str | None) -> Accuracies:
     results = {file: content for file, content in results.items() if task in content["results"]}
     runs = {file: run for file, run in runs.items() if task in run.samples}
     if not results and not runs:
+        hint = nearest(task, tasks) or f"; choose one of its tasks with {path}:TASK"
         raise UsageError(
-            f"{path}: expected results of the task {task}, got those of "
-            f"{some(tasks, _SHOWN)}{nearest(task, tasks)}"
+            f"{path}: expected results of the task {task}, got those of {some(tasks, _SHOWN)}{hint}"
         )
     key = _metric(task, list(results.values()), path, metric) if results else ""
     latest: dict[tuple[str, str | None, str | None], tuple[Rated, Results]] = {}
@@ -391,7 +391,7 @@ def _unlike(task: str, scored: Iterable[tuple[Rated, Results]]) -> list[str]:
             raise UsageError(
                 f"expected results of {task} with equally many few-shot examples, got "
                 f"{first.shots}-shot in {first_place} and {prompt.shots}-shot in {place}; give "
-                "results of one kind only"
+                "only results with the same number of examples"
             )
         if first.version != prompt.version:
             versions = f"{_given(first.version)} and {_given(prompt.version)}"

@@ -54,8 +54,8 @@ class GroupResults:
     def design(self) -> Design:
         """Which of the candidates have results, in one word.
 
-        ``none``: fewer than two; ``all``: every candidate; ``audit``: not all, but the whole list
-        and at least one of those drawn at random; ``list``: any other two or more.
+        ``none``: fewer than two; ``all``: every candidate; ``audit``: not all, but every candidate
+        on the short list and at least one drawn at random; ``list``: two or more in any other case.
         """
         if self.known.sum() < 2:
             return "none"
@@ -134,8 +134,9 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
 
     The 95 % interval generalises to further checkpoints of the same kind. It uses the variance of a
     mean over pairs (Hoeffding, Annals of Mathematical Statistics 19, 1948), on the logit scale with
-    Student's t. If almost all pairs are right (or wrong), one end of the interval is replaced by
-    that for as many independent pairs that are all right (or wrong).
+    Student's t. If almost all pairs are right (or wrong), the end of the interval nearest to 0.5
+    lies at least as far out as it would for n/2 independent pairs that are all right (or wrong),
+    where n is the effective number of checkpoints.
 
     Returns:
         The share, in [0, 1], with its interval; all NaN if there is no pair. The interval is 0 to 1

@@ -146,7 +146,7 @@ def choose_tensor(
 
 
 def stored_name(stored: Collection[str], candidates: Iterable[str]) -> str | None:
-    """Return the stored name of the first candidate that is stored; None if none of them is.
+    """Return the stored name of the first candidate that is stored; None if no candidate is.
 
     Args:
         stored: The names of all stored tensors.
@@ -275,8 +275,9 @@ def _only_head(stored: set[str]) -> str | None:
 def class_ties(config: Mapping[str, Any]) -> bool:
     """Whether the model's class ties the output projection to the input embedding.
 
-    config.json decides; if it says nothing, the default of the model's class does. A class that is
-    not known is assumed to tie.
+    The entries of config.json that the class reads decide; if they say nothing, the default of the
+    class does. Some classes never tie, whatever config.json says. For a class that is not known,
+    any entry counts; without one, it is assumed to tie.
     """
     types = model_types(config)
     stated = _says_tied(levels(config))

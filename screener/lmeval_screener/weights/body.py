@@ -59,8 +59,8 @@ class Likeness(NamedTuple):
 
     Attributes:
         is_same: Whether both bodies have the same number of tensors, and all compared ones are
-            equal; True as well if the hashes of the weights files agree. None if the bodies have no
-            tensor in common.
+            equal; True as well if the hashes of the weights files agree, or if neither body has a
+            tensor. Otherwise None if no tensor was read from both.
         compared: Number of tensors that were compared; 0 if the hashes of the weights files already
             agree.
         of: Number of tensors in the larger of the two bodies; 0 if the hashes already agree.
@@ -121,24 +121,27 @@ def _parts(body: bytes) -> tuple[bytes, bytes, NDArray[Any]]:
 
 
 def keys(body: bytes) -> list[bytes]:
-    """Return the keys under which a body is looked up: two bodies that share a key are equal.
+    """Return the keys under which a body (a checkpoint's tensors before the final norm) is found.
 
-    One key is the hash of the weights files, if it is known. The other consists of the numbers that
-    were read from the tensors, if any were.
+    Two bodies that share a key are equal. One key is the hash of the weights files, if it is known.
+    The other consists of the number of tensors and of the numbers that were read from them. A body
+    has only the first key if no number was read although it has tensors, or if it is a hash alone.
 
     Args:
         body: The body, as `read_body` returned it.
     """
+    digest, whole, tensors = _parts(body)
     known = []
-    for key in (body[:_DIGEST], body[_DIGEST:]):
-        is_zero = not key.strip(b"\0")
-        if not is_zero or len(key) == 4:
-            known.append(key)
+    if digest.strip(b"\0"):
+        known.append(digest)
+    is_empty = whole == bytes(4)
+    if len(tensors) or is_empty:
+        known.append(body[_DIGEST:])
     return known
 
 
 def kind(body: bytes) -> bytes:
-    """Return a key that two bodies share if their tensors have the same names and dtypes.
+    """Return a key that two bodies share if the tensors read from them have equal names and dtypes.
 
     The key is empty if no tensor was read.
 
@@ -152,7 +155,7 @@ def kind(body: bytes) -> bytes:
 
 
 def tensors_in(body: bytes) -> int:
-    """Return from how many tensors numbers were read for a body, as `read_body` returned it."""
+    """Return the number of tensors that were read for a body, given as `read_body` returned it."""
     _, _, tensors = _parts(body)
     return len(tensors)
 

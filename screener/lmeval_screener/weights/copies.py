@@ -131,8 +131,8 @@ class Original(NamedTuple):
             index if no other has its rows.
         exact: Whether the rows of both are the same numbers up to rounding; False if only their
             Gram matrices agree.
-        copied: The checkpoint of which this one is a copy, with the same rows and the same body;
-            None if this one is not a copy.
+        copied: The checkpoint of which this one is a copy, with the same rows and the same body
+            (the tensors before the final norm); None if this one is not a copy.
         bodies: Comparison of this checkpoint's body with the body of ``copied``, or of ``place`` if
             this one is not a copy; `UNKNOWN` if ``place`` is the checkpoint itself.
     """
@@ -146,8 +146,9 @@ class Original(NamedTuple):
 def originals(members: Sequence[Reading]) -> list[Original]:
     """Find the copies and the equal rows among checkpoints that were read for the same tokens.
 
-    If only the Gram matrices of two checkpoints' rows agree (see `Original`), and their bodies
-    differ, the two count as separate trainings, and their rows as different.
+    If the rows of two checkpoints agree only in their Gram matrices (see `Original`), and their
+    bodies (the tensors before the final norm) differ, the two count as separate trainings with
+    different rows.
 
     Returns:
         An `Original` for each checkpoint, in the order of ``members``.

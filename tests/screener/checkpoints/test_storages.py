@@ -7,6 +7,7 @@ import functools
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -360,3 +361,19 @@ def test_a_tokenizer_without_a_version_is_known_by_its_content(tmp_path):
     pieces["7"], pieces["\u0120the"] = pieces["\u0120the"], pieces["7"]
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert of_server() == screen([str(model)]).best.gaps["cosine"].mean != before
+
+
+@pytest.mark.parametrize(
+    ("missing", "scheme", "says"),
+    [
+        ("fsspec", "memory", "run: pip install 'lmeval-dispersion[cloud]'"),
+        ("paramiko", "sftp", "run pip install with the name of the package"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_installation(
+    monkeypatch, tmp_path, missing, scheme, says
+):
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.sftp", raising=False)
+    refusal = refused(read, f"{scheme}://host/m", tmp_path, code="MissingExtra", says=says)
+    assert missing in str(refusal)

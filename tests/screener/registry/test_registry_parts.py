@@ -444,11 +444,17 @@ def test_where_a_checkpoint_lies_from_the_former_best(members, mine, word):
     assert _word(group, members[mine], members[1]) == word
 
 
+_ROWS = "output rows equal to those of"
+
+
 def test_what_is_said_of_newcomers():
     above = Move("new", "a", "g", rank=1, chance=0.62, standing="above")
     level = Move("changed", "b", "g", rank=2, chance=None, standing="level")
     below = Move("new", "c", "g", rank=9, chance=0.03, standing="below")
+    equal = Move("changed", "d", "g", standing="equal", text=f"{_ROWS} e; was ratio 1.200")
     said = {
+        f"d has {_ROWS} e; to see which is better, ask both checkpoints of a pair the same questions "
+        "with `dispersion race`.": equal,
         "Worth evaluating, above the former best: a (rank 1).": above,
         "Not distinguishable from the former best by output rows: b (rank 2, changed).": level,
         "No new or changed checkpoint is above the former best of its group.": below,

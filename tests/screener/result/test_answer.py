@@ -227,8 +227,8 @@ def test_an_own_slope_counts_for_groups_of_its_kind():
     assert tunes.first_for() == first < result(siblings(*APART)).first_for()
     assert tunes.chance("a", "d") == of.between(1, 4)
     assert tunes.answer()[1] == (
-        "By your own results (k 1.50, 95 % interval 1.00 to 2.00, from 30 evaluated checkpoints; "
-        "gsm8k): "
+        "By your own results (slope k = 1.50, 95 % interval 1.00 to 2.00, from 30 evaluated "
+        "checkpoints, screened for gsm8k): "
         f"ranks 1–{first} hold the best with a chance of {of.holds_best[first - 1]:.0%}; "
         f"rank 1 is better than rank {first} with a chance of {of.between(1, first):.0%}."
     )
@@ -236,11 +236,11 @@ def test_an_own_slope_counts_for_groups_of_its_kind():
     two = replace(tunes, checkpoints=tuple(siblings(1.3, 1.2)))
     sure = replace(two, slope=replace(own, k=3.0, high=3.0))
     assert sure.answer()[1].endswith(
-        "evaluated checkpoints; gsm8k): rank 1 holds the best with a chance of 93%."
+        "screened for gsm8k): rank 1 holds the best with a chance of 93%."
     )
     doubt = replace(two, slope=replace(own, k=0.5, low=0.5))
     assert doubt.answer()[1].endswith(
-        "evaluated checkpoints; gsm8k): rank 1 is better than rank 2 with a chance of 72%."
+        "screened for gsm8k): rank 1 is better than rank 2 with a chance of 72%."
     )
     details = render(tunes.document(), "markdown")
     assert (

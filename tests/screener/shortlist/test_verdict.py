@@ -513,8 +513,8 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
         "`screen-checkpoints …" in printed.err
     )
     said = (
-        f"By your own results (k {own.k:.2f}, 95 % interval {own.low:.2f} to {own.high:.2f}, from 11 "
-        "evaluated checkpoints; math): "
+        f"By your own results (slope k = {own.k:.2f}, 95 % interval {own.low:.2f} to {own.high:.2f}, "
+        "from 11 evaluated checkpoints, screened for math): "
     )
     screens = []
     for options in ([], ["--slope", "slope.json"]):

@@ -16,6 +16,7 @@ from lmeval_screener.weights.body import (
     Bodies,
     Likeness,
     digest_of,
+    keys,
     kind,
     likeness,
     read_body,
@@ -144,3 +145,29 @@ def test_a_body_is_found_among_those_of_another_kind_as_pair_by_pair(written):
             assert members.same(own) == expected
             found += expected is not None
     assert found > 20
+
+
+def test_bodies_share_a_key_only_if_they_are_the_same(tmp_path, written):
+    """All tensors of a packed body may be of a type that is not compared."""
+    folders = [written("a"), written("again"), written("other", seed=1)]
+    for seed in (0, 1):
+        packed = tensors(seed)
+        for name, (_, values) in packed.items():
+            if name != "lm_head.weight":
+                packed[name] = ("U8", values)
+        folders.append(tmp_path / f"packed-{seed}")
+        write_checkpoint(folders[-1], packed)
+    bodies = [body(folder) for folder in folders]
+    assert [tensors_in(own) for own in bodies] == [LAYERS, LAYERS, LAYERS, 0, 0]
+    head = {"lm_head.weight": tensors()["lm_head.weight"]}
+    for name in ("head", "same-head"):
+        write_checkpoint(tmp_path / name, head)
+        bodies.append(body(tmp_path / name))
+    bodies += [b"", bytes(8), b"a digest"]
+    shared = set()
+    for i, first in enumerate(bodies):
+        for j, second in enumerate(bodies[:i]):
+            if set(keys(first)) & set(keys(second)):
+                assert likeness(first, second).is_same, (i, j)
+                shared.add((j, i))
+    assert shared == {(0, 1), (5, 6)}
