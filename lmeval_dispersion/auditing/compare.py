@@ -312,12 +312,12 @@ class Comparison(RunReport):
             whole, *parts = other.slices
             if other.tasks:
                 mean, *tasks = other.tasks
-                caption = f"{count(len(tasks), 'task')}, below their mean and all documents"
+                caption = f"Mean over tasks, all documents, then each of the {len(tasks)} tasks"
                 tables[f"tasks-{i}"] = _table([mean, whole, *tasks], caption, "Task")
             if other.sliced:
                 caption = "All documents"
                 if parts:
-                    caption = f"{count(len(parts), 'slice')} by {self.by}, below all documents"
+                    caption = f"All documents, then {count(len(parts), 'slice')} by {self.by}"
                 tables[f"run-{i}"] = _table(other.slices, caption, self.by.capitalize())
         return tables
 
@@ -736,8 +736,8 @@ def _no_verdict(other: Compared, first: _Shared, second: _Shared) -> str | None:
         f"{mean_text(row.accuracy_as_wrong)} against {mean_text(row.accuracy_baseline_as_wrong)}"
     )
     return (
-        f"the result depends on how answers that are not finite are counted ({_shares(row)} as "
-        f"lm-eval scored them, {counted} if they count as wrong)"
+        "the result depends on how answers whose log-probabilities or scores are not finite are "
+        f"counted ({_shares(row)} as lm-eval scored them, {counted} if they count as wrong)"
     )
 
 

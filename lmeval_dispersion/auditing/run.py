@@ -409,13 +409,16 @@ def check_labels(run: AuditRun, what: str) -> None:
     rows = run.labelled
     right = int(run.right[rows].sum())
     if not len(rows):
-        raise UsageError(f"{what} labelled documents, but none of the run's documents has a label")
+        raise UsageError(
+            f"{what} labelled documents, but none of the run's documents has a label; give a run of "
+            "a task with known answers whose samples have a score"
+        )
     if right in (0, len(rows)):
         side = "correctly" if right else "wrongly"
         finite = "" if run.finite.all() else " with finite log-probabilities"
         raise UsageError(
             f"{what} right and wrong answers, but every one of the {len(rows)} labelled "
-            f"documents{finite} was answered {side}"
+            f"documents{finite} was answered {side}; give a run that has both"
         )
 
 

@@ -44,20 +44,20 @@ class How:
     """When a race ends, and where it runs.
 
     Attributes:
-        error: Probability, at most, that the best checkpoint is dropped for one that is worse by
-            more than the margin.
+        error: Largest acceptable probability that the best checkpoint is dropped for one that is
+            worse by more than the margin.
         margin: Smallest difference in score that counts.
         top: Number of best checkpoints that are wanted.
         budget: Number of questions for all checkpoints together, or a share of what asking them
             everything would take; the same command without a budget goes on until the best is
             proven. Default: as many as a proof needs.
         hours: Hours after which the race stops. Default: no limit.
-        answers: With none, the right answers are not used, and checkpoints are ordered by how well
-            their answers agree with the mean answer of all; this needs a budget. Default: the
-            task's right answers.
-        engine: With ray, checkpoints are asked at the same time, on the Ray cluster at RAY_ADDRESS
-            or on one started on this machine. Default: one after the other.
-        gpus_per_checkpoint: Number of the cluster's GPUs for each checkpoint, which may be a
+        answers: "none" ignores the right answers, and orders checkpoints by how well their answers
+            agree with the mean answer of all; this needs a budget. Default: the task's right
+            answers are used.
+        engine: "ray" asks checkpoints at the same time, on the Ray cluster at RAY_ADDRESS or on one
+            started on this machine. Default: one after the other.
+        gpus_per_checkpoint: Number of the Ray cluster's GPUs for each checkpoint, which may be a
             fraction. Default: 1 if the cluster has GPUs.
         dry_run: Only screen, and print what would be loaded and asked.
     """
