@@ -98,7 +98,7 @@ def test_a_named_filter_and_metric_judge(tmp_path):
     [
         ({"doc": {"q": "x"}}, "different documents or targets under the same 6 ids"),
         ({"target": "2"}, "different documents or targets under the same 6 ids"),
-        ({"doc_id": 1}, "holds document 1 twice"),
+        ({"doc_id": 1}, "another record of document 1"),
         ({"metrics": ["f1"], "f1": 1.0}, "got 'none/acc'"),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_file_that_is_not_there_or_cut_off_is_refused(tmp_path):
     a = samples(tmp_path / "a", [1.0] * 6)
     with pytest.raises(HarnessError, match=r"no known metric that scores single documents"):
         compare_samples(samples(tmp_path / "b", [9.0] * 6, metric="perplexity"), a)
-    with pytest.raises(HarnessError, match="does not exist; name a file samples_TASK_DATE"):
+    with pytest.raises(HarnessError, match="does not exist; name a samples_TASK_DATE"):
         compare_samples(a, tmp_path / "none")
     (tmp_path / "cut").write_text(a.read_text()[:-9])
     with pytest.raises(HarnessError, match="line 6 is cut off"):
