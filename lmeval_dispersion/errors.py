@@ -213,7 +213,8 @@ class StoreVersionError(StoreError):
 class MixedStoresError(StoreError):
     """Runs cannot be read or compared together.
 
-    Their models or documents differ, or a task occurs twice.
+    For example, they share no documents or layers, their models, prompts or targets differ, or a
+    task occurs twice.
     """
 
 

@@ -124,11 +124,12 @@ class Difference:
         lost: Number of documents that only the baseline answers right; None as ``gained``.
         accuracy_p: p-value of ``accuracy_difference``: by McNemar's exact test, or by a paired
             t-test if ``gained`` is None.
-        not_finite: Number of documents without a finite answer in at least one of the two runs.
-        accuracy_as_wrong: This run's mean score if answers that are not finite count as wrong; NaN
-            if all are finite.
+        not_finite: Number of documents with a log-probability or score that is not finite, in at
+            least one of the two runs.
+        accuracy_as_wrong: This run's mean score if the documents of ``not_finite`` count as wrong;
+            NaN if there are none.
         accuracy_baseline_as_wrong: The baseline's mean score, counted in the same way.
-        changes: Whether the verdict on accuracy changes if answers that are not finite count as
+        changes: Whether the verdict on accuracy changes if the documents of ``not_finite`` count as
             wrong.
         probability: This run's mean probability of the right answer.
         probability_baseline: The baseline's mean probability of the right answer.
@@ -206,7 +207,7 @@ class Difference:
         """Return 1 if accuracy or dispersion (``name``) is clearly higher, -1 if lower, else 0.
 
         Clearly means that the 95 % interval of the difference excludes 0. For accuracy, the
-        result is 0 as well if the verdict changes once answers that are not finite count as wrong.
+        result is 0 as well if ``changes`` is true.
         """
         if self.changes and name == "accuracy":
             return 0
@@ -312,12 +313,12 @@ class Comparison(RunReport):
             whole, *parts = other.slices
             if other.tasks:
                 mean, *tasks = other.tasks
-                caption = f"{count(len(tasks), 'task')}, below their mean and all documents"
+                caption = f"Mean over tasks, all documents, then each of the {len(tasks)} tasks"
                 tables[f"tasks-{i}"] = _table([mean, whole, *tasks], caption, "Task")
             if other.sliced:
                 caption = "All documents"
                 if parts:
-                    caption = f"{count(len(parts), 'slice')} by {self.by}, below all documents"
+                    caption = f"All documents, then {count(len(parts), 'slice')} by {self.by}"
                 tables[f"run-{i}"] = _table(other.slices, caption, self.by.capitalize())
         return tables
 
@@ -736,8 +737,8 @@ def _no_verdict(other: Compared, first: _Shared, second: _Shared) -> str | None:
         f"{mean_text(row.accuracy_as_wrong)} against {mean_text(row.accuracy_baseline_as_wrong)}"
     )
     return (
-        f"the result depends on how answers that are not finite are counted ({_shares(row)} as "
-        f"lm-eval scored them, {counted} if they count as wrong)"
+        "the result depends on how answers whose log-probabilities or scores are not finite are "
+        f"counted ({_shares(row)} as lm-eval scored them, {counted} if they count as wrong)"
     )
 
 
@@ -812,10 +813,10 @@ def dispersions(first: Array, second: Array) -> dict[str, Any]:
 def probabilities(x: Array, y: Array, finite: Flags | None = None) -> dict[str, Any]:
     """Compare two runs' probabilities of the right answer, ``x`` and ``y`` (n,), paired.
 
-    ``finite`` (n,) says which documents have finite answers in both runs; None for all. Returns the
-    fields of :class:`Difference` on probability, by name. Empty if fewer than five documents have a
-    probability in both runs, or if the verdict changes once answers that are not finite count as a
-    probability of 0.
+    ``finite`` (n,) says which documents have finite log-probabilities in both runs; None for all.
+    Returns the fields of :class:`Difference` on probability, by name. Empty if fewer than five
+    documents have a probability in both runs, or if the verdict changes once the other documents
+    count as a probability of 0.
     """
     known = ~np.isnan(x) & ~np.isnan(y)
     if known.sum() < FEWEST:

@@ -59,8 +59,9 @@ class PairedScores:
         metric: The metric that was compared, such as ``acc``.
         left_out: For the first and the second run, the number of its documents that the other run
             does not have with the same target and prompt.
-        not_finite: Number of documents for which at least one model has no finite answer.
-        changes: Whether the verdict changes if answers that are not finite count as wrong.
+        not_finite: Number of documents with a log-probability or score that is not finite, in at
+            least one run.
+        changes: Whether the verdict changes if the documents of ``not_finite`` count as wrong.
         other_prompts: Number of documents that both runs have, but with different prompts; they
             count in both numbers of ``left_out``.
     """
@@ -192,13 +193,14 @@ class TaskMean:
 
 @dataclass(frozen=True)
 class PairVerdict:
-    """Two runs compared by lm-eval's scores, and again with non-finite answers counted as wrong.
+    """Two runs compared by lm-eval's scores, and again with documents that are not finite as wrong.
 
     Attributes:
         logged: The comparison by lm-eval's scores.
-        as_wrong: The comparison with answers that are not finite counted as wrong; None if all
-            answers are finite.
-        not_finite: Number of documents without a finite answer in at least one run.
+        as_wrong: The comparison with the documents of ``not_finite`` counted as wrong; None if
+            there are none.
+        not_finite: Number of documents with a log-probability or score that is not finite, in at
+            least one run.
     """
 
     logged: PairedScores
@@ -207,7 +209,7 @@ class PairVerdict:
 
     @property
     def changes(self) -> bool:
-        """Whether the verdict depends on how answers that are not finite are counted."""
+        """Whether the verdict depends on how the documents of ``not_finite`` are counted."""
         return self.as_wrong is not None and self.as_wrong.side != self.logged.side
 
     @property

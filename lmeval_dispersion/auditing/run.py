@@ -277,9 +277,10 @@ class AuditRun:
         return bool(self.store.manifest.get("lower_is_better"))
 
     def counted_as_wrong(self) -> CountedAsWrong | None:
-        """Return the mean score as logged, and with answers that are not finite counted as wrong.
+        """Return the mean score as logged, and with documents that are not finite counted as wrong.
 
-        Returns None if all answers are finite, or if there are no scores.
+        These are documents whose log-probabilities or score are not finite. Returns None if there
+        are none, or if no document has a score.
         """
         if self.finite.all() or np.isnan(self.score).all():
             return None
@@ -497,12 +498,12 @@ class Answers:
         repeated_documents: Number of documents with the prompt (or text) and vector of an earlier
             document.
         not_finite: Number of documents whose log-probabilities or score are not finite.
-        accuracy_as_wrong: The mean score with answers that are not finite counted as wrong; NaN if
-            all are finite.
+        accuracy_as_wrong: The mean score with the documents of ``not_finite`` counted as wrong; NaN
+            if there are none.
         cautions: Sentences on why right and wrong answers support no conclusion; empty if they
             support one.
-        warnings: Sentences on answers that are not finite, and on doubts about single tasks, that
-            do not rule out a conclusion.
+        warnings: Sentences on the documents of ``not_finite``, and on doubts about single tasks,
+            that do not rule out a conclusion.
     """
 
     with_choices: int

@@ -454,11 +454,11 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
 
 
 def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
-    """Return the slice of lowest dispersion among those with three documents or more.
+    """Find the slice with the lowest dispersion, and count the others that are not clearly higher.
 
-    Its differences from the other slices are tested by Student's t, corrected for the number of all
-    pairs of slices, so that equal slices show a clear difference in at most 5 % of runs. The result
-    is `Missing` with fewer than two slices.
+    Only slices of three documents or more are compared; with fewer than two of these the result is
+    `Missing`. Differences are tested by Student's t, corrected for the number of all pairs of
+    slices, so that equal slices show a clear difference in at most 5 % of runs.
     """
     usable = [row for row in rows if row.documents >= 3 and np.isfinite(row.dispersion_se)]
     if len(usable) < 2:

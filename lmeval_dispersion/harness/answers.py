@@ -205,7 +205,7 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
     answers = fields.get("answers") or {}
     note = ""
     shown = [text.strip()[:24] for text in answers]
-    head = f"answers of {name}: {len(answers):,} different ones in {fields.get('documents', 0):,} documents"
+    head = f"{name}: {len(answers):,} distinct answers in {fields.get('documents', 0):,} documents"
     if "refused" in fields:
         head = f"{name} has no answer tokens: {fields['refused']}"
     if tokenizer is not None:

@@ -114,12 +114,12 @@ def as_their_base(labels: Sequence[str]) -> list[str]:
     if len(labels) == 1:
         return [
             f"{labels[0]} answers exactly as its base: the adapter is untrained, or its weights were "
-            "not loaded."
+            "not loaded; check its files."
         ]
     names = listed(labels)
     return [
         f"{names} answer exactly as their base: these adapters are untrained, or their weights were "
-        "not loaded."
+        "not loaded; check their files."
     ]
 
 

@@ -58,7 +58,7 @@ _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 class CausalModel:
-    """A left-to-right language model that runs segments and returns states and log-probabilities.
+    """A left-to-right language model that gives the states and log-probabilities of texts' segments.
 
     Args:
         model: The model, as `load_model` takes it.
@@ -374,7 +374,7 @@ class CausalModel:
 
 
 class EncoderModel(CausalModel):
-    """A model without a causal head, such as BERT, that runs segments and returns states only."""
+    """A model without a causal head, such as BERT, that gives only the states of texts' segments."""
 
     def _find_layers(self) -> None:
         self.blocks = int(self.config.num_hidden_layers)

@@ -275,7 +275,7 @@ class LawResult(StudyResult):
     @property
     def _level(self) -> str:
         if self._tests > 1:
-            return f"95 % intervals that hold for all {self._tests} r at once"
+            return f"95 % intervals that hold jointly for all {self._tests} correlations"
         return "95 % interval"
 
 
@@ -291,7 +291,7 @@ def grid_sentences(
         rows: For each model and text, the row of ``correlations`` on dispersion and the perplexity
             of whole segments, at one layer.
         controls: The rows of the table ``controls`` on dispersion; empty without controls.
-        tests: Number of correlations for which the 95 % intervals hold at once.
+        tests: Number of correlations for which the 95 % intervals hold jointly.
     """
     negative: list[Mapping[str, Any]] = []
     positive: list[Mapping[str, Any]] = []
@@ -314,12 +314,13 @@ def grid_sentences(
             continue
         values = [row["pearson"] for row in clear]
         ends = f"r {min(values):+.2f} to {max(values):+.2f}"
-        parts.append(f"{word} in {len(clear)} of {len(rows)} ({ends})")
+        pairs = "1 pair" if len(rows) == 1 else f"{len(rows)} pairs"
+        parts.append(f"{word} in {len(clear)} of {pairs} of a model and a text ({ends})")
     if unclear:
         parts.append(f"not clearly different from 0 in {_named(unclear)}")
     if undefined:
         parts.append(f"undefined in {_named(undefined)} ({undefined[0]['reason']})")
-    where = f"{models} on {texts}, 95 % intervals that hold for all {tests} r at once"
+    where = f"{models} on {texts}, 95 % intervals that hold jointly for all {tests} correlations"
     sentences = [f"Whole segments: r of perplexity and dispersion is {', '.join(parts)}; {where}."]
     if positive and negative:
         sentences.append(f"r is positive in {_named(positive)}.")

@@ -24,9 +24,9 @@ class Which:
         domain: Token set by which checkpoints are screened. Default: the tasks' answers.
         base: Checkpoint that the others were trained from; it does not race.
         all: Race every checkpoint, without screening first.
-        by: What orders the race: rows, for the screen's ranking, or block, for the scores of all
-            on the same few questions. Default: rows; block if the screen finds equal rows, with
-            --all, or with a budget.
+        by: Order of the race: "rows" takes the screen's ranking, "block" the scores of all
+            checkpoints on the same few questions. Default: rows; block if the screen finds equal
+            rows, with --all, or with a budget.
         audit_sample: Number of checkpoints in each group that race although they are not on the
             screen's short list, drawn at random.
     """
@@ -44,20 +44,20 @@ class How:
     """When a race ends, and where it runs.
 
     Attributes:
-        error: Probability, at most, that the best checkpoint is dropped for one that is worse by
-            more than the margin.
+        error: Largest acceptable probability that the best checkpoint is dropped for one that is
+            worse by more than the margin.
         margin: Smallest difference in score that counts.
         top: Number of best checkpoints that are wanted.
-        budget: Number of questions for all checkpoints together, or a share of what asking them
-            everything would take; the same command without a budget goes on until the best is
+        budget: Number of questions for all checkpoints together, or a share of all questions to all
+            of them, such as 10%; the same command without a budget goes on until the best is
             proven. Default: as many as a proof needs.
         hours: Hours after which the race stops. Default: no limit.
-        answers: With none, the right answers are not used, and checkpoints are ordered by how well
-            their answers agree with the mean answer of all; this needs a budget. Default: the
-            task's right answers.
-        engine: With ray, checkpoints are asked at the same time, on the Ray cluster at RAY_ADDRESS
-            or on one started on this machine. Default: one after the other.
-        gpus_per_checkpoint: Number of the cluster's GPUs for each checkpoint, which may be a
+        answers: "none" ignores the right answers, and orders checkpoints by how well their answers
+            agree with the mean answer of all; this needs a budget. Default: the task's right
+            answers are used.
+        engine: "ray" asks checkpoints at the same time, on the Ray cluster at RAY_ADDRESS or on one
+            started on this machine. Default: one after the other.
+        gpus_per_checkpoint: Number of the Ray cluster's GPUs for each checkpoint, which may be a
             fraction. Default: 1 if the cluster has GPUs.
         dry_run: Only screen, and print what would be loaded and asked.
     """

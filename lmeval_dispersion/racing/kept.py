@@ -103,8 +103,8 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
         return kept
     if not older or "schema" in content:
         raise UsageError(
-            f"expected a race by this version in {path}, got one by another version; name "
-            "another folder"
+            f"expected a race by this version of lmeval-dispersion in {path}, got one by another "
+            "version; name another folder"
         )
     return dict(checked(_OlderFile, content, file, _REPAIR))
 

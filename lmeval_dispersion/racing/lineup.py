@@ -763,9 +763,12 @@ class Plan:
         time = f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
         shares = ""
         if self.checkpoints < len(self.entries):
-            shares = f" for {counted(self.checkpoints, 'checkpoint')}, as adapters share their base"
+            shares = f" (for {counted(self.checkpoints, 'checkpoint')}; adapters share their base)"
         questions = f"{many:,}" if few == many else f"{few:,} to {many:,}"
-        return f"{counted(self.loads, 'load')}{shares}, {questions} questions, at most about {time}"
+        return (
+            f"The race will take up to about {time}: {counted(self.loads, 'model load')}{shares} and "
+            f"{questions} questions."
+        )
 
 
 def _missing(counts: Sequence[int], upto: int) -> int:

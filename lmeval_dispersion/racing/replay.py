@@ -331,7 +331,7 @@ def _stores(places: Sequence[str], metric: str | None) -> tuple[list[Store], dic
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError(
             "expected results of two or more models, one for each model, got those of "
-            f"{', '.join(names)}"
+            f"{', '.join(names)}; name one set of results for each model"
         )
     if len(stores) < 2:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())

@@ -340,10 +340,14 @@ def tokens_of(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> 
         question = evaluation.questions[place]
         block = evaluation.blocks[label].get(question, {})
         if "tokens" not in block:
-            before = "the race asked it without answer tokens; name another folder"
+            why = block.get("why")
+            step = "leave out this option to order the checkpoints by the right answers"
+            if why is None:
+                why = "the race asked it without answer tokens"
+                step = "name another folder"
             raise UsageError(
                 f"expected the probabilities of answer tokens, got a question of {question[0]} "
-                f"without them ({block.get('why', before)})",
+                f"without them ({why}); {step}",
                 argument="answers",
             )
         answers.append(np.array(block["tokens"]))

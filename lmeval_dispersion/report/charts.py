@@ -1,4 +1,4 @@
-"""Charts for pages: a Vega-Lite specification as a picture (SVG) in the page's colours."""
+"""Charts for HTML reports: a Vega-Lite specification as a picture (SVG) in the report's colours."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _NARROW: dict[str, Any] = {"axis": {"labelLimit": 110}, "legend": {"columns": 1}
 
 
 def chart_svg(chart: Chart, name: str, width: str) -> str:
-    """Draw a chart as SVG, with ids that are unique on the page.
+    """Draw a chart as SVG, with ids that are unique in the HTML report.
 
     A single chart has the width of :data:`WIDTHS`; charts side by side share that width, or are
     stacked if it is narrow. In the narrow width, the names next to points are left out, since they
@@ -80,7 +80,7 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
 
     Args:
         chart: The chart.
-        name: The chart's anchor on the page, with which its ids begin.
+        name: The chart's anchor in the HTML report, with which its ids begin.
         width: A key of :data:`WIDTHS`.
     """
     import vl_convert
@@ -98,7 +98,7 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
 
 
 def picture(chart: Chart, form: str) -> bytes:
-    """Draw a chart under its caption, in the page's light colours, as the bytes of a file.
+    """Draw a chart under its caption, in the HTML report's light colours, as the bytes of a file.
 
     ``form`` is ``svg``, ``png`` or ``pdf``.
     """
@@ -127,7 +127,7 @@ def _light_colours() -> dict[str, str]:
 
 
 def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
-    """Return a chart's Vega-Lite specification in the page's colours.
+    """Return a chart's Vega-Lite specification in the HTML report's colours.
 
     ``width`` is a key of :data:`WIDTHS`, on which the sizes of labels and panels depend.
     """

@@ -168,7 +168,8 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
     path = Path(file).expanduser()
     if not path.exists():
         raise HarnessError(
-            f"{path} does not exist; name a file samples_TASK_DATE.jsonl of `lm_eval --log_samples`"
+            f"{path} does not exist; name a samples_TASK_DATE.jsonl file, which "
+            "`lm_eval --log_samples` writes"
         )
     is_known = path.is_dir() or is_log(path)
     run = find_run(path) if is_known else LoggedRun(path, {}, {str(path): path})

@@ -77,7 +77,7 @@ def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
 
 
 def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
-    """Return the reason to drop a checkpoint with answers that are not finite; "" without any.
+    """Return the reason to drop a checkpoint whose answers are not all finite; "" if they are.
 
     The reason is a clause that follows the checkpoint's name and a colon.
 
@@ -97,8 +97,9 @@ def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
 
 
 def not_finite_sentence(documents: int) -> str:
-    """Return the reason why a checkpoint fails with ``documents`` answers that are not finite.
+    """Return the reason why a checkpoint fails.
 
+    ``documents`` is the number of questions whose log-probabilities are not finite.
     The reason is a clause that follows the checkpoint's name and a colon.
 
     >>> not_finite_sentence(1)
@@ -110,13 +111,13 @@ damaged, or try model_args dtype=float32"
 
 
 class CountedAsWrong(NamedTuple):
-    """A run's score, and what it would be with the answers that are not finite counted as wrong.
+    """A run's score, and what it would be with documents that are not finite counted as wrong.
 
     Attributes:
-        documents: Number of documents with a score, or with an answer that is not finite.
-        not_finite: Number of documents whose answer is not finite.
+        documents: Number of documents with a score, or counted in ``not_finite``.
+        not_finite: Number of documents whose log-probabilities or score are not finite.
         score: Mean score as lm-eval gives it; NaN if no document has a score.
-        as_wrong: Mean score with the answers that are not finite counted as wrong.
+        as_wrong: Mean score with the documents of ``not_finite`` counted as wrong.
     """
 
     documents: int
@@ -125,7 +126,7 @@ class CountedAsWrong(NamedTuple):
     as_wrong: float
 
     def sentence(self) -> str:
-        """Return a clause that gives both scores, for a run with answers that are not finite."""
+        """Return a clause with both scores and what to do; ``not_finite`` must not be 0."""
         number = f"{self.not_finite:,} of {self.documents:,}"
         if self.not_finite == self.documents:
             number = f"all {self.documents:,}"
@@ -149,7 +150,7 @@ def mean_text(score: float) -> str:
 
 
 def as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> Array:
-    """Return the scores, with answers that are not finite counted as wrong. Shape (n,), float64.
+    """Return the scores, with those where ``finite`` is False counted as wrong. Shape (n,), float64.
 
     A wrong answer has the score 0, or the lowest score if that is below 0. If lower scores are
     better, it has the score 1, or the highest if that is above 1. NaN stays where ``finite`` is
@@ -157,7 +158,7 @@ def as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> Arr
 
     Args:
         scores: Score of each document. Shape (n,).
-        finite: Whether the answer to each document is finite. Shape (n,).
+        finite: Whether each document's log-probabilities and score are finite. Shape (n,).
         lower_is_better: Whether lower scores are better.
     """
     known = scores[np.isfinite(scores)]

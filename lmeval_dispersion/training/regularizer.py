@@ -52,8 +52,9 @@ def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
     """Read the layout of a batch from the arguments that the decoder was called with.
 
     The last t columns of ``attention_mask`` count, since it may cover a cache or a prefix too.
-    Documents are those of ``seq_idx``; without it those of ``cu_seq_lens_q``; without both a
-    document begins wherever ``position_ids`` is 0.
+    Documents are those of ``seq_idx``; without it those of ``cu_seq_lens_q``, if ``b`` is 1;
+    otherwise a document begins wherever ``position_ids`` is 0. Without any of these arguments each
+    row is one document.
 
     Args:
         arguments: The arguments of the decoder's forward pass, by name.

@@ -85,11 +85,13 @@ class Gap:
 
 
 def gap(domain: ArrayLike, reference: ArrayLike, metric: Metric = "cosine") -> Gap:
-    """Compute G of the rows of T against the rows of R.
+    """Compute G: how far a domain's rows lie from one another and from everyday rows.
+
+    `Gap` has the formula and the parts.
 
     Args:
-        domain: Rows of T, shape (|T|, d) with |T| >= 3.
-        reference: Rows of R, shape (|R|, d) with |R| >= 3.
+        domain: Rows of the domain's tokens T, shape (|T|, d) with |T| >= 3.
+        reference: Rows of the everyday tokens R, shape (|R|, d) with |R| >= 3.
         metric: ``cosine`` or ``euclidean``.
 
     Raises:

@@ -83,10 +83,10 @@ def is_gguf(path: str) -> bool:
 
 
 def format_of(path: str) -> Format:
-    """Return the format of a weights file, by its name.
+    """Return the format of a weights file, judged by its name; an Ollama blob counts as GGUF.
 
     Raises:
-        StopIteration: The name has the suffix of no format.
+        StopIteration: The name belongs to no known format.
     """
     if is_gguf(path):
         return GGUF

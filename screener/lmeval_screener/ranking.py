@@ -116,14 +116,14 @@ def ranked(
 ) -> list[Screened]:
     """Group checkpoints by family (or tokenizer) and scale, and rank each group.
 
-    G ranks a group if ``order`` or the family's file asks for it, or if some members have no ratio
-    and fewer than two, not counting the base, have one. Otherwise the ratio ranks, and members
-    without a ratio are set aside: they get no rank.
+    Groups are ranked by the ratio, and members without a ratio get no rank. A group is ranked by G
+    instead if ``order`` or the family's file says so, or if a member has no ratio and fewer than
+    two members other than the base have one.
 
     Args:
         members: The readings.
-        order: The figure that ranks, and the distance of G. What is left open is taken from the
-            family's file, else from `BY_RATIO`.
+        order: Figure to rank by, and the distance used for G. A field that is not set is taken
+            from the family's file, and otherwise from `BY_RATIO`.
         bases: Labels of base models. A group without any of them takes its :func:`named_base`.
 
     Returns:

@@ -392,7 +392,8 @@ async def adapter_in(snapshot: Snapshot, target: Target) -> tuple[Adapter, Targe
 async def adapter_on_weights(snapshot: Snapshot, target: Target) -> Adapter | None:
     """Return the adapter that transformers puts on the model in the same folder.
 
-    None if there is no adapter next to a whole model, and for a repository of the Hub.
+    None if the folder does not hold both an adapter and a whole model, or if the target is a single
+    file or a repository of the Hub.
 
     Raises:
         ScreeningError: transformers cannot load such a folder, or the adapter's files are broken.

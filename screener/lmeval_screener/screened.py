@@ -458,8 +458,8 @@ class Group:
     def slope(self) -> Slope | None:
         """How strongly ranks predict accuracy for this kind of group; None if unknown.
 
-        It is that of the user's own results if those are of the group's ``kind``; otherwise the one
-        that we measured.
+        It follows from the user's own results if they are of the group's ``kind``, and otherwise
+        from our studies (`SLOPES`).
         """
         if self.own and self.own.kind == self.kind:
             return self.own
@@ -467,9 +467,9 @@ class Group:
 
     @cached_property
     def is_like_ours(self) -> bool:
-        """Whether the group resembles those of our own models in which we measured the chances.
+        """Whether the group resembles the groups of our own models that gave the `SLOPES`.
 
-        Those were groups of 8 to 32 siblings with 50,000 to 1,000,000 parameters, all trained from
+        Those groups had 8 to 32 siblings with 50,000 to 1,000,000 parameters, all trained from
         scratch or from one known base.
         """
         fewest, most = OUR_GROUPS

@@ -98,7 +98,7 @@ def test_a_set_holds_the_answers_of_the_tasks_documents(tasks, task, tmp_path, c
     assert (made["name"], made["role"], made["tasks"][0]) == (name, "answers", name)
     shown = capsys.readouterr().out
     assert shown.startswith(
-        f"answers of {name}: {len(counted):,} different ones in {made['documents']} documents: "
+        f"{name}: {len(counted):,} distinct answers in {made['documents']} documents: "
     )
 
 

@@ -118,7 +118,7 @@ def test_the_interval_beside_a_claim_is_that_of_the_claim(kinds, layers):
             row = rows.loc[(kind, "last")]
             low, high = (f"{row[f'all_{end}']:+.2f}" for end in ("low", "high"))
             assert f", 95 % {low} to {high}" in sentence
-            assert (f" for all {len(kinds) * layers} r at once" in sentence) == (
+            assert (f" jointly for all {len(kinds) * layers} correlations" in sentence) == (
                 len(kinds) * layers > 1
             )
             claims = (
@@ -156,9 +156,12 @@ CELLS = [("a", "wiki"), ("a", "news"), ("b", "wiki"), ("b", "news")]
 @pytest.mark.parametrize(
     ("slopes", "words"),
     [
-        ((-1.5, -1.5, -1.5, -1.5), "dispersion is negative in 4 of 4 (r -0."),
-        ((-1.5, -1.5, -1.5, 0), "negative in 3 of 4 (r -0."),
-        ((-1.5, 1.5, -1.5, -1.5), "negative in 3 of 4 (r -0."),
+        (
+            (-1.5, -1.5, -1.5, -1.5),
+            "dispersion is negative in 4 of 4 pairs of a model and a text (r -0.",
+        ),
+        ((-1.5, -1.5, -1.5, 0), "negative in 3 of 4 pairs of a model and a text (r -0."),
+        ((-1.5, 1.5, -1.5, -1.5), "negative in 3 of 4 pairs of a model and a text (r -0."),
         ((0, 0, 0, 0), "dispersion is not clearly different from 0 in a on wiki, a on news, b on"),
     ],
 )
@@ -167,7 +170,7 @@ def test_a_law_of_models_and_texts_is_counted_over_its_cells(slopes, words):
     first, *others = result.answer()
     assert first.startswith("Whole segments: r of perplexity and ")
     assert words in first
-    assert "2 models on 2 texts, 95 % intervals that hold for all 4 r at once." in first
+    assert "2 models on 2 texts, 95 % intervals that hold jointly for all 4 correlations." in first
     assert ("not clearly different from 0 in b on news" in first) == (slopes[3] == 0 != slopes[0])
     assert others == (["r is positive in a on news."] if slopes[1] > 0 else []) + [NO_CONTROL]
     assert ("positive" in first) == (1.5 in slopes)
@@ -211,7 +214,7 @@ def test_an_undefined_cell_of_a_law_is_said_so():
     points.loc[points["model"] == "b", "dispersion"] = 0.3
     result = law_of(points)
     answer = result.answer()[0]
-    assert "is negative in 2 of 4 (r -0." in answer
+    assert "is negative in 2 of 4 pairs of a model and a text (r -0." in answer
     assert "undefined in b on wiki and b on news (a correlation with a constant" in answer
     (chart,) = result.charts().values()
     titles = {row["panel"] for row in chart.specification()["data"]["values"]}

@@ -230,7 +230,8 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
     named = model_of(results)
     if named and str(named) != str(arguments["pretrained"]):
         notes.append(
-            f"the samples come from {named!r}, and the vectors from {arguments['pretrained']!r}"
+            f"the samples come from {named!r}, and the vectors from {arguments['pretrained']!r}: make "
+            "sure that these are the same model"
         )
     return notes
 
@@ -363,7 +364,10 @@ def _agreement(
         return figures, []
     if not force:
         raise HarnessError(
-            f"{name}: {difference}, so the samples come from another model, tokenizer or prompt template; "
-            "give the model that made the samples, or set force to continue"
+            f"{name}: {difference}, so the samples seem to come from another model, tokenizer, prompt "
+            "template or precision; give the model that made the samples, or set force (`--force`) "
+            "to continue"
         )
-    return figures, [f"{difference}, perhaps because of another model, tokenizer or precision"]
+    return figures, [
+        f"{difference}, perhaps because of another model, tokenizer, prompt template or precision"
+    ]

@@ -97,7 +97,7 @@ class Quota:
     """One server's rate limit for one kind of request.
 
     The Hub counts requests in windows of five minutes, separately for ``api``, ``resolvers`` and
-    ``pages``. Every answer states how many requests are left and when the window ends
+    ``pages``. Every response states how many requests are left and when the window ends
     (``RateLimit: "api";r=12;t=87``). A request is sent if the quota has room for it and for the
     requests that are not answered yet. Otherwise it waits, and the clock of its checkpoint stops.
 
@@ -516,7 +516,7 @@ async def unpacked(response: aiohttp.ClientResponse, account: Account, limit: in
             if len(body) > limit:
                 raise contradiction(f"expected at most {limit:,} bytes from {place}, got more")
     except zlib.error as error:
-        what = f"the compressed answer of {place} cannot be unpacked ({error})"
+        what = f"the compressed response of {place} cannot be unpacked ({error})"
         raise contradiction(what) from error
     return bytes(body)
 

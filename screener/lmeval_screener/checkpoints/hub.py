@@ -298,7 +298,7 @@ class Hub:
             except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
                 error = ScreeningError(
                     "BadResponse",
-                    f"expected JSON of the Hub's API about {what}, got another answer from "
+                    f"expected JSON of the Hub's API about {what}, got another response from "
                     f"{url.host}; check HF_ENDPOINT and any proxy",
                 )
                 raise RetryError(error, attempts=CONTRADICTIONS) from None
@@ -566,10 +566,10 @@ class HubSnapshot(RemoteSnapshot):
 
 
 def parse_listing(info: Any) -> RepoFiles:
-    """Parse the Hub's answer from ``/api/models/{repo}/revision/{revision}?blobs=true``.
+    """Parse the Hub's response from ``/api/models/{repo}/revision/{revision}?blobs=true``.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: ``info`` is not such an answer.
+        ValueError, TypeError, KeyError, AttributeError: ``info`` is not such a response.
     """
     if not COMMIT.fullmatch(info["sha"]):
         raise ValueError("no commit")
@@ -595,10 +595,10 @@ def parse_listing(info: Any) -> RepoFiles:
 
 
 def parse_references(refs: Any) -> list[str]:
-    """Return the names of branches and tags in the Hub's answer from ``/api/models/{repo}/refs``.
+    """Return the names of branches and tags in the Hub's response from ``/api/models/{repo}/refs``.
 
     Raises:
-        TypeError, KeyError, AttributeError: ``refs`` is not such an answer.
+        TypeError, KeyError, AttributeError: ``refs`` is not such a response.
     """
     kinds = [items(refs.get(kind) or []) for kind in ("branches", "tags")]
     return list(dict.fromkeys(text(ref["name"]) for kind in kinds for ref in kind))

@@ -237,7 +237,7 @@ class ObjectStore(Bucket):
                 "RangeNotSupported",
             )
         if status or "Requested" in text or "Content-Range" in text:
-            return contradiction(f"{where} gave an invalid answer for {path} ({reason})")
+            return contradiction(f"{where} gave an invalid response for {path} ({reason})")
         if "InvalidCertificate" in text:
             return untrusted(f"{where}'s server")
         if "error sending request" in text or "body error" in text or "HttpError" in text:

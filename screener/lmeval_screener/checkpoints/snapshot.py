@@ -463,10 +463,10 @@ def changed(what: str) -> ScreeningError:
 
 
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:
-    """Return the files of a checkpoint that consists of one weights file, from its folder's files.
+    """Select from a folder's files those of the checkpoint whose weights are in the file ``name``.
 
-    These are the file ``name`` itself (for one part of a split GGUF model, all parts), and the
-    configuration and tokenizer files next to it, but no shard index.
+    These are ``name`` itself (or, if it is one part of a split GGUF model, all parts), and the
+    configuration and tokenizer files next to it. Shard indexes are left out.
     """
     whole = PART.sub(".gguf", name)
     chosen = {}

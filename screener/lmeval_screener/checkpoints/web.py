@@ -119,7 +119,7 @@ class RemoteSnapshot(RangedSnapshot):
             if response.status == 206:
                 if problem := range_problem(response, begin, end, entry.size, place.etag):
                     raise contradiction(
-                        f"{host} gave an invalid answer for {path} of {self.repo}: {problem}"
+                        f"{host} gave an invalid response for {path} of {self.repo}: {problem}"
                     )
                 while piece := await piece_of(response, self.account):
                     received += piece

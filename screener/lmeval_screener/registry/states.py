@@ -88,8 +88,8 @@ CAUSES = (
     _GONE._replace(event="its branch or tag is gone", codes=frozenset({"RevisionNotFound"})),
     _GONE._replace(event="the list says that it has no weights any more"),
     Cause(
-        "it is gone, but a new repository has its commit, or a new folder its files and times: it "
-        "was renamed",
+        "it is gone, but a new repository has the same commit, or a new folder has the same files "
+        "and modification times, so it was renamed",
         "there",
         what="renamed",
         first="Renamed: {}.",

@@ -328,10 +328,15 @@ def rows_of_base(adapters: Sequence[Failed], *, alone: bool) -> list[str]:
     start = "Nothing to rank: " if alone else ""
     first, *more_causes = causes
     if more_causes:
-        first += f" (and {len(more_causes)} more causes)"
+        first += f" (and {len(more_causes)} more cause{'s' if len(more_causes) > 1 else ''})"
+    that = "that base"
+    unread = "The base"
+    if len(bases) > 1:
+        that = "these bases"
+        unread = "Their bases"
     return [
-        f"{start}{_equal(names, bases)} if {their} keys fit that base.",
-        f"The base could not be read: {first}.",
+        f"{start}{_equal(names, bases)} if {their} keys fit {that}.",
+        f"{unread} could not be read: {first}.",
         _ask(adapters),
     ]
 
@@ -345,7 +350,8 @@ def _equal(names: Sequence[str], bases: Set[str]) -> str:
         their = "their"
     if not bases:
         return f"{some(names)} {have} equal output rows"
-    return f"{some(names)} {have} the output rows of {their} base ({listed(sorted(bases))})"
+    base = "base" if len(bases) == 1 else "bases"
+    return f"{some(names)} {have} the output rows of {their} {base} ({listed(sorted(bases))})"
 
 
 def _ask(members: Sequence[Screened] | Sequence[Failed]) -> str:

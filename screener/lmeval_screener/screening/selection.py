@@ -244,7 +244,8 @@ def _first_day(since: str | None) -> datetime.date | None:
         return None
     if since == "last":
         raise UsageError(
-            "'last' needs a registry, which knows the last run; name one", argument="since"
+            "'last' needs a registry, which knows the last run; name one (`--registry`)",
+            argument="since",
         )
     if since == "yesterday":
         return datetime.datetime.now(datetime.timezone.utc).date() - datetime.timedelta(1)
@@ -253,7 +254,7 @@ def _first_day(since: str | None) -> datetime.date | None:
     except ValueError:
         raise UsageError(
             f"expected a date such as 2026-10-31, or yesterday, got {since!r}; for a run or a time "
-            "of day, add a registry",
+            "of day, name a registry (`--registry`)",
             argument="since",
         ) from None
 

@@ -43,7 +43,7 @@ _GATHER = (
     "`model.save_pretrained(FOLDER, state_dict=accelerator.get_state_dict(model))`, or join the "
     "shards with `accelerate merge-weights`"
 )
-_MERGE = "merge it into its base: `model.merge_and_unload().save_pretrained(FOLDER)`"
+_MERGE = "merge the adapter into its base: `model.merge_and_unload().save_pretrained(FOLDER)`"
 _FSDP = ("it was saved from a model wrapped by FSDP", _GATHER)
 _FLATTENED = ("it was saved from the flattened parameters of FSDP", _GATHER)
 _RECOMPUTED = ("it was saved from layers wrapped for activation checkpointing", _GATHER)

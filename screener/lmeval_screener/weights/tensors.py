@@ -109,12 +109,14 @@ class DamagedError(ScreeningError):
         part: The broken part, as it is written before the file's name: ``the GGUF header of``.
         reason: What is wrong with it.
         code: The error's code.
+        step: What to do about it, as an imperative; empty if the file seems to be damaged.
     """
 
-    def __init__(self, part: str, reason: str, code: str = "BadHeader") -> None:
+    def __init__(self, part: str, reason: str, code: str = "BadHeader", step: str = "") -> None:
         super().__init__(code, f"{part.removesuffix(' of')} is broken: {reason}")
         self.part = part
         self.reason = reason
+        self.step = step
 
 
 class WeightFile:
@@ -170,7 +172,7 @@ class WeightFile:
                 step = "wait until it is written, or save it again"
                 how = f"the file is not written to its end yet, or was damaged: {step}"
             what = f"{error.part} {self.what} is broken: {error.reason}"
-            raise ScreeningError(error.code, f"{what}; {how}") from error
+            raise ScreeningError(error.code, f"{what}; {error.step or how}") from error
         cache = self._snapshot.cache
         if cache:
             for key, body in self._fetched.items():

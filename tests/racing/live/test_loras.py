@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.usefixtures("named_tasks_alone"),
 ]
 QUIET = ("--batch_size", "16", "--device", "cpu", "-q")
-UNTRAINED = "answers exactly as its base: the adapter is untrained, or its weights were not loaded."
+UNTRAINED = "answers exactly as its base: the adapter is untrained, or its weights were not loaded; check its files."
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_one_that_answers_as_its_base_is_named_and_one_that_does_not_reach_it_is
         assert set(loaded) == {""}
         both = (
             "untrained and untrained-2 answer exactly as their base: these adapters are untrained, or their "
-            "weights were not loaded."
+            "weights were not loaded; check their files."
         )
         assert result["notes"] == [both]
         (failed,) = (c for c in result["checkpoints"] if c["status"] == "failed")

@@ -646,7 +646,10 @@ def test_after_the_first_block_a_line_says_what_the_race_takes(
 ) -> None:
     given = words(tasks, tmp_path / "out", "sums-45", "sums-30", "sums-20")
     given.remove("-q")
-    for said in (["3 loads, 60 to 120 questions, at most about 1 min"], []):
+    for said in (
+        ["The race will take up to about 1 min: 3 model loads and 60 to 120 questions."],
+        [],
+    ):
         assert main([*given]) == 0
         assert [line for line in capsys.readouterr().err.splitlines() if "loads" in line] == said
 
@@ -675,7 +678,7 @@ def test_an_older_folder_is_replayed_by_those_that_were_asked_everything_and_not
     assert "equal to the last digit" in found["notes"][2]  # a twin
     assert main(both) == 2
     assert (
-        f"expected a race by this version in {out}, got one by another version"
+        f"expected a race by this version of lmeval-dispersion in {out}, got one by another version"
         in capsys.readouterr().err
     )
     shutil.rmtree(out / "a_twin")

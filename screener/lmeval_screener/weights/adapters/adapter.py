@@ -93,6 +93,7 @@ _EMBEDDING_WORDS = {m.rpartition(".")[2] for m in _EMBEDDINGS} - {"embeddings", 
 #: PEFT's own words in the names of a low-rank change, A or B.
 _FACTOR = re.compile(r"\.lora_(?:embedding_)?(A|B)(?:\.\w+)?(?:\.weight)?$")
 _SHOWN = 120  # characters of a name in a sentence
+_CHECK_BASE = "check that its base is the model on which it was trained, or save the adapter again"
 _CHUNK = 65_536  # rows of a factor that are looked at in one read
 
 
@@ -234,6 +235,19 @@ class Adapter:
             "the merged model",
         )
 
+    def broken_error(self, why: str, step: str = "") -> ScreeningError:
+        """Return the error for an adapter that PEFT cannot load, and therefore not merge either.
+
+        Args:
+            why: The reason, as a continuation of "it is an adapter that".
+            step: What to do about it, as an imperative; empty for saving the adapter again.
+        """
+        return cannot(
+            "AdapterOnly",
+            f"it is an adapter ({self.settings.get('peft_type', 'of unknown type')}) that {why}",
+            step or "save it again with PEFT's save_pretrained",
+        )
+
 
 def is_adapter(snapshot: Snapshot) -> bool:
     """Whether a folder holds an adapter without a whole model.
@@ -311,7 +325,7 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
             modules.setdefault(module, {})[part] = tensor
     adapter = Adapter(files, file, base, revision, settings, tensors, modules, has_base=has_base)
     if not tensors:
-        raise adapter.unread_error(f"stores no tensors in {file}")
+        raise adapter.broken_error(f"stores no tensors in {file}")
     empty = [name for name, tensor in tensors.items() if 0 in tensor.shape]
     if empty:
         first = min(empty)[:_SHOWN]
@@ -532,13 +546,15 @@ async def _adapted_rows(
     for update in updates:
         if update.shape != (v, d) or (update.magnitude and update.magnitude.shape != (v, 1)):
             factors = f"{update.shape[0]} × {update.shape[1]}"
-            raise adapter.unread_error(
-                f"has factors for a matrix of {factors}, where the matrix of its base is {v} × {d}"
+            raise adapter.broken_error(
+                f"has factors for a matrix of {factors}, where the matrix of its base is {v} × {d}",
+                _CHECK_BASE,
             )
     new = rows.token_rows
     if d != base.shape[1] or (new and (new.shape[1] != d or max(rows.tokens, default=0) >= v)):
-        raise adapter.unread_error(
-            f"stores rows that do not fit the matrix of its base, {v} × {base.shape[1]}"
+        raise adapter.broken_error(
+            f"stores rows that do not fit the matrix of its base, {v} × {base.shape[1]}",
+            _CHECK_BASE,
         )
     return rows
 
@@ -605,7 +621,7 @@ async def _located(
             raise adapter.unread_error(f"stores {module}.{part}, which is not supported")
         flat = len(tensor.shape) != 2 and part != "magnitude"
         if tensor.dtype not in FLOAT_DTYPES or 0 in tensor.shape or flat:
-            raise adapter.unread_error(
+            raise adapter.broken_error(
                 f"stores {tensor.name} as {tensor.dtype} of shape {tensor.shape}, where a matrix of "
                 "floats is expected"
             )
@@ -621,14 +637,15 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     factors = sorted({"A", "B", "EA", "EB"} & place.keys())
     embedding = factors == ["EA", "EB"]
     if factors != ["A", "B"] and not embedding:
-        raise adapter.unread_error(f"lacks one of the two factors of {module} (lora_A, lora_B)")
+        raise adapter.broken_error(f"lacks one of the two factors of {module} (lora_A, lora_B)")
     a = place[factors[0]]
     b = place[factors[1]]
     magnitude = place.get("magnitude")
     use = settings.get("use_dora")
     if (magnitude is not None) != bool(use):
-        raise adapter.unread_error(
-            f"has use_dora={bool(use)}, which contradicts the tensors that it stores for {module}"
+        raise adapter.broken_error(
+            f"has use_dora={bool(use)}, which contradicts the tensors that it stores for {module}",
+            f"correct use_dora in {CONFIG}, or save it again",
         )
     if magnitude is not None and embedding:
         raise adapter.unread_error(
@@ -637,15 +654,17 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     rank = a.shape[0]
     alpha = _setting(adapter, "lora_alpha", 8, "alpha_pattern", module)
     if type(alpha) not in (int, float) or not math.isfinite(alpha) or b.shape[1] != rank:
-        raise adapter.unread_error(
+        raise adapter.broken_error(
             f"has lora_alpha {alpha!r} and factors of ranks {rank} and {b.shape[1]} for {module}, "
-            "where a finite number and equal ranks are expected"
+            "where a finite number and equal ranks are expected",
+            f"correct lora_alpha in {CONFIG}, or save it again" if b.shape[1] == rank else "",
         )
     stated = _setting(adapter, "r", rank, "rank_pattern", module)
     if stated != rank:
-        raise adapter.unread_error(
-            f"has factors of rank {rank} for {module}, where {CONFIG} says r={stated!r}: PEFT does "
-            "not load them"
+        raise adapter.broken_error(
+            f"has factors of rank {rank} for {module}, where {CONFIG} says r={stated!r}, so that "
+            "PEFT cannot load it",
+            f"correct r (or rank_pattern) in {CONFIG}, or save it again",
         )
     divisor = math.sqrt(rank) if settings.get("use_rslora") else rank
     scaling = alpha / divisor
@@ -674,8 +693,9 @@ def _token_ids(adapter: Adapter, module: str, matrix: Matrix) -> tuple[int, ...]
         stated = _of_module(stated, module)
     natural = isinstance(stated, list) and all(type(i) is int and i >= 0 for i in stated)
     if not natural or len(set(stated)) != len(stated) or len(stated) != matrix.shape[0]:
-        raise adapter.unread_error(
+        raise adapter.broken_error(
             f"does not say to which tokens the {matrix.shape[0]} rows for {module} belong "
-            "(trainable_token_indices)"
+            "(trainable_token_indices)",
+            f"correct trainable_token_indices in {CONFIG}, or save it again",
         )
     return tuple(stated)

@@ -460,7 +460,8 @@ class _Walk:
             word = "big-endian" if version in (0x02000000, 0x03000000) else "unknown"
             raise self._bad(
                 f"its version is {word} ({version}), where little-endian files of version 2 or 3 "
-                "are expected: convert the model again if the file itself is whole"
+                "are expected",
+                "convert the model again, or download the file again if it is damaged",
             )
         tensors, count = await self._scalar("Q"), await self._scalar("Q")
         # A pair takes at least 12 bytes and a tensor 24, so the file's size limits their numbers.
@@ -610,5 +611,5 @@ class _Walk:
             at = tensor.end
         return tensors
 
-    def _bad(self, reason: str) -> DamagedError:
-        return DamagedError("the GGUF header of", reason)
+    def _bad(self, reason: str, step: str = "") -> DamagedError:
+        return DamagedError("the GGUF header of", reason, step=step)

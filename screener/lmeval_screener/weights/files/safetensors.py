@@ -92,7 +92,8 @@ def parse_header(body: bytes, file_size: int) -> Header:
     if not isinstance(fields, dict):
         raise _bad(
             "it is the entry of one tensor (dtype, shape, data_offsets), where an object with an "
-            "entry for each tensor is expected"
+            "entry for each tensor is expected",
+            "save the model again with save_pretrained",
         )
     metadata = fields.pop("__metadata__", None)
     if not isinstance(metadata, dict):
@@ -176,5 +177,5 @@ def _naturals(values: Any) -> bool:
     return isinstance(values, list) and all(type(n) is int and 0 <= n < 2**62 for n in values)
 
 
-def _bad(reason: str) -> DamagedError:
-    return DamagedError("the safetensors header of", reason)
+def _bad(reason: str, step: str = "") -> DamagedError:
+    return DamagedError("the safetensors header of", reason, step=step)

@@ -74,13 +74,17 @@ async def read_header(file: WeightFile) -> Header:
     pickles = [name for name in entries if name.endswith("data.pkl")]
     if len(pickles) != 1 or pickles[0].count("/") != 1:
         raise broken(
-            f"expected one file data.pkl, got {len(pickles)}: it may be a TorchScript model"
+            f"expected one file data.pkl, got {len(pickles)}, as in a TorchScript model",
+            "save the model again with save_pretrained",
         )
     root = pickles[0].removesuffix("data.pkl")
     if f"{root}byteorder" in entries:
         order = await content(file, entries, f"{root}byteorder", PICKLE)
         if order.strip() != b"little":
-            raise broken(f"its byte order is {order[:16]!r}, where b'little' is expected")
+            raise broken(
+                f"its byte order is {order[:16]!r}, where b'little' is expected",
+                "save the model again on a little-endian machine",
+            )
     program = await content(file, entries, pickles[0], PICKLE)
     try:
         state = _Unpickler(program).load()
@@ -108,7 +112,7 @@ async def read_header(file: WeightFile) -> Header:
                 f"transformers does not look; save that entry alone: "
                 f"`torch.save(torch.load(FILE)[{key!r}], FILE)`",
             )
-    raise broken("it holds no named tensors: check that it is a state dictionary")
+    raise broken("it holds no named tensors", "check that it is a model's state dictionary")
 
 
 def _described_in(state: object) -> dict[str, _Described]:

@@ -100,7 +100,8 @@ async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo
             raise broken(f"the entry {name!r} has a path that leads out of the archive")
         if entry.flag_bits & 1 or entry.compress_type or entry.compress_size != entry.file_size:
             raise broken(
-                f"the entry {name!r} is compressed or encrypted: write the file without compression",
+                f"the entry {name!r} is compressed or encrypted",
+                "write the file again without compression, as torch.save does",
             )
         entry.header_offset += begin
         if entry.header_offset < end:
@@ -162,6 +163,11 @@ async def content(
     return await file.read(start, start + entry.file_size)
 
 
-def broken(reason: str) -> DamagedError:
-    """Return the error for a broken archive; the clause ``reason`` says what is wrong with it."""
-    return DamagedError("the archive", reason, "BadArchive")
+def broken(reason: str, step: str = "") -> DamagedError:
+    """Return the error for a broken archive.
+
+    Args:
+        reason: What is wrong with the archive, as a clause.
+        step: What to do about it, as an imperative; empty if the file seems to be damaged.
+    """
+    return DamagedError("the archive", reason, "BadArchive", step)
