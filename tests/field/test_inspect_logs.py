@@ -169,7 +169,7 @@ def test_another_version_of_a_task_is_said(tmp_path):
         "another version of sums: 0 in mockllm/base, 3 in mockllm/tuned" in note for note in notes
     )
     shutil.copy(DATA / "base-epochs" / "sums.json", tmp_path / "base.json")
-    assert "versions 0 and 3 of the task" in read_accuracies(str(tmp_path)).meaning
+    assert "versions of the task: 0 and 3" in read_accuracies(str(tmp_path)).meaning
 
 
 @needs_inspect

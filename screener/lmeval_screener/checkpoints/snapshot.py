@@ -230,8 +230,8 @@ class LocalSnapshot(Snapshot):
             folders.sort()
             names += [(inside / name).as_posix() for name in files[:_MOST_NAMES]]
         above = self.folder.resolve().parent
-        with contextlib.suppress(OSError):
-            names += [f"../{entry.name}" for entry in islice(os.scandir(above), _MOST_NAMES)]
+        with contextlib.suppress(OSError), os.scandir(above) as entries:
+            names += [f"../{entry.name}" for entry in islice(entries, _MOST_NAMES)]
         return names
 
     @property

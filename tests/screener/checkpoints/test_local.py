@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shutil
 
@@ -14,6 +15,7 @@ from hub_client import FILE, read_folder, refused, truth, whole_gap
 from hub_faults import status, without
 from hub_wire import Reply
 from lmeval_screener import screen
+from lmeval_screener.checkpoints import snapshot
 from lmeval_screener.checkpoints import web as web_source
 from lmeval_screener.checkpoints.snapshot import open_folder, read_ranges
 from lmeval_screener.cli import main
@@ -201,3 +203,14 @@ def test_addresses_that_no_storage_serves(folder, tmp_path):
         code="BadName",
         says="does not list folders",
     )
+
+
+def test_a_folder_among_thousands_is_looked_around_and_closed(tmp_path, monkeypatch):
+    """The warning of an iterator that is left open fails the test."""
+    monkeypatch.setattr(snapshot, "_MOST_NAMES", 2)
+    for number in range(5):
+        (tmp_path / f"m{number}").mkdir()
+    names = snapshot.LocalSnapshot("m0", tmp_path / "m0", {}).names_around()
+    gc.collect()
+    assert len(names) == 2
+    assert all(name.startswith("../m") for name in names)
