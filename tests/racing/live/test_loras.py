@@ -34,7 +34,10 @@ pytestmark = [
     pytest.mark.usefixtures("named_tasks_alone"),
 ]
 QUIET = ("--batch_size", "16", "--device", "cpu", "-q")
-UNTRAINED = "answers exactly as its base: the adapter is untrained, or its weights were not loaded; check its files."
+UNTRAINED = (
+    "answers exactly as its base: the adapter is untrained, or its weights were not loaded; "
+    "check its files."
+)
 
 
 @pytest.fixture(scope="module")
