@@ -167,7 +167,7 @@ def test_samples_of_another_model_or_tokenizer_are_refused(
     with pytest.raises(HarnessError, match=r"log-probabilities differ .* another model"):
         from_samples(logged, model=other)
     notes = " ".join(from_samples(logged, model=other, force=True).manifest["samples"]["notes"])
-    assert "another model, tokenizer or precision" in notes
+    assert "another model, tokenizer, prompt template or precision" in notes
     assert "the samples come from" in notes
     renamed = transformers.AutoTokenizer.from_pretrained(model_folder)
     renamed.eos_token = "<|end|>"

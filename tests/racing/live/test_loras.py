@@ -35,8 +35,8 @@ pytestmark = [
 ]
 QUIET = ("--batch_size", "16", "--device", "cpu", "-q")
 UNTRAINED = (
-    "answers exactly as its base: the adapter is untrained, or its weights were not loaded; check "
-    "its files."
+    "answers exactly as its base: the adapter is untrained, or its weights were not loaded; "
+    "check its files."
 )
 
 
