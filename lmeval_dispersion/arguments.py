@@ -31,6 +31,7 @@ from typing import (
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.layouts import nearest
+from lmeval_dispersion.report.declared import listed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -113,7 +114,7 @@ def check_choices(asked: Any) -> None:
         values = [value] if is_one else value
         for each in values:
             if each not in choices:
-                expected = " or ".join(map(str, choices))
+                expected = listed(choices, "or")
                 raise UsageError(f"expected {expected}, got {each!r}", argument=field.name)
 
 
