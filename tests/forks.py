@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import importlib
 import json
 import os
@@ -60,6 +61,7 @@ class Forks:
         self,
         *words: object,
         at_change: int | None = None,
+        at_append: int | None = None,
         at_cpu: float | None = None,
         most_bytes: int | None = None,
         is_bound: bool = False,
@@ -70,6 +72,8 @@ class Forks:
         Args:
             words: Its words.
             at_change: The number of the change of files before which it is killed.
+            at_append: The number of the file, of those opened for appending, before whose bytes are
+                safe on disk (``os.fsync``) it is killed.
             at_cpu: Seconds of CPU after which it is killed.
             most_bytes: The largest file that it may write, as on a full disk.
             is_bound: Whether permissions of files hold for it, also if this is root.
@@ -78,6 +82,7 @@ class Forks:
         job = {
             "words": [str(word) for word in words],
             "at_change": at_change,
+            "at_append": at_append,
             "at_cpu": at_cpu,
             "most_bytes": most_bytes,
             "is_bound": is_bound,
@@ -111,6 +116,22 @@ def _count_changes(at: int | None, counted: int) -> None:
     sys.addaudithook(hook)
 
 
+def _die_at_append(at: int) -> None:
+    """Die at the ``fsync`` of number ``at`` of the files that are open for appending."""
+    left = at
+    fsync = os.fsync
+
+    def dying(number: int) -> None:
+        nonlocal left
+        if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_APPEND:
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        fsync(number)
+
+    os.fsync = dying  # type: ignore[assignment]
+
+
 def _give_up_rights() -> None:
     """Have permissions of files hold for root too: a process without capabilities."""
     header = struct.pack("=Ii", 0x20080522, 0)
@@ -130,6 +151,8 @@ def _child(job: Mapping[str, Any], out: int, err: int, counted: int) -> None:
         if job["is_bound"]:
             _give_up_rights()
         _count_changes(job["at_change"], counted)
+        if job["at_append"] is not None:
+            _die_at_append(job["at_append"])
         if job["most_bytes"] is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (job["most_bytes"], resource.RLIM_INFINITY))
         if job["at_cpu"] is not None:
@@ -176,6 +199,8 @@ def _serve(modules: list[str]) -> None:
         importlib.import_module(name)
     if "lm_eval.tasks.manager" in sys.modules:  # without its 10,000 tasks
         sys.modules["lm_eval.tasks.manager"].__file__ = "/none/manager.py"
+    if "lm_eval.evaluator" in sys.modules:  # without a description of this machine
+        sys.modules["lm_eval.evaluator"].add_env_info = lambda results: None  # type: ignore[attr-defined]
     for line in sys.stdin:
         answers.write(json.dumps(vars(_forked(json.loads(line)))) + "\n")
         answers.flush()

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import yaml
 from datasets_layout import write_all
-from harness_world import World, from_folder, tiny_llama, trained_tokenizer, trimmed_copy
+from forks import Forks
+from harness_world import (
+    World,
+    environment,
+    from_folder,
+    tiny_llama,
+    trained_tokenizer,
+    trimmed_copy,
+)
 
 from lmeval_dispersion.harness import install, seams
 from lmeval_dispersion.store import read_store
@@ -37,6 +45,16 @@ class CodeEval(evaluate.Metric):
 """
 DIGITS: dict[str, Any] = {"schema": 1, "name": "digits", "role": "answers", "tasks": ["sums"]}
 DIGITS["answers"] = {f" {digit}": 1 for digit in range(10)}
+
+RACES_IMPORT = (
+    "datasets",
+    "lm_eval.evaluator",
+    "lm_eval.models.huggingface",
+    "lm_eval.tasks.manager",
+    "transformers.models.llama",
+    "lmeval_dispersion.racing.commands",
+    "lmeval_dispersion.racing.evaluation",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +94,15 @@ def datasets_root(tmp_path_factory):
     (root / "code_eval").mkdir()
     (root / "code_eval" / "code_eval.py").write_text(CODE_EVAL)
     return root
+
+
+@pytest.fixture(scope="module")
+def forks(datasets_root):
+    """Forks of one process that has imported what a race needs, to be killed."""
+    cache = datasets_root.parent / "datasets-cache"
+    variables = environment(HF_DATASETS_CACHE=str(cache))
+    with Forks(*RACES_IMPORT, cwd=datasets_root, env=variables) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,6 @@ import errno
 import json
 import logging
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ import torch
 from live_training import QUESTIONS, model, raced, rows, trainer
 from lmeval_screener.screening.arguments import ScreenArguments
 from lmeval_screener.screening.selection import select
-from processes import environment
 from tiny_decoders import TRAINERS_WARN
 from transformers import EarlyStoppingCallback, TrainerCallback
 
@@ -362,44 +359,3 @@ def test_a_share_of_the_time_lowers_the_questions(
     assert kept["may_stop"] is False
     assert set(kept["shared"].values()) == {10}
     assert list(raced(given.state.log_history)) == [4, 8, 12]
-
-
-def test_a_killed_run_goes_on(task: Path, tmp_path: Path) -> None:
-    """Killed while the second save's answers are written."""
-    program = f"""
-import fcntl, os, sys
-sys.path[:0] = {[str(Path(__file__).parent)]!r}
-from pathlib import Path
-from live_training import trainer
-from lmeval_dispersion import RaceCallback
-from lmeval_dispersion.harness import install
-import lm_eval.tasks.manager
-lm_eval.tasks.manager.__file__ = "/none/manager.py"
-install.status = lambda: install.Status("enabled", Path("/none"), 0)
-synced, fsync = [], os.fsync
-def killing(number):
-    if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_APPEND:
-        if synced and "kill" in sys.argv:
-            os.kill(os.getpid(), 9)
-        synced.append(number)
-    fsync(number)
-os.fsync = killing
-given = trainer(Path({str(tmp_path / "run")!r}))
-given.add_callback(RaceCallback("words", questions=20, include_path={str(task)!r}))
-given.train(resume_from_checkpoint="kill" not in sys.argv)
-print([entry["step"] for entry in given.state.log_history if "race/score" in entry])
-"""
-    ends = []
-    for words in (["kill"], []):
-        ended = subprocess.run(
-            [sys.executable, "-c", program, *words],
-            env=environment() | {"HF_DATASETS_CACHE": str(tmp_path / "datasets-cache")},
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
-        ends.append(ended)
-    assert ends[0].returncode == -9
-    assert ends[1].returncode == 0, ends[1].stderr[-2000:]
-    assert ends[1].stdout.strip().endswith("[4, 8, 12]")

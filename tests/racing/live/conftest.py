@@ -5,6 +5,7 @@ from harness_fixtures import (  # noqa: F401
     _no_description_of_this_machine,
     _what_was_imported_is_not_looked_through_again,
     datasets_root,
+    forks,
     in_world,
     model_folder,
     named_tasks_alone,

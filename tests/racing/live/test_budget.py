@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from harness_world import COMMAND, environment
 from json_schemas import faults
-from test_race import DEMO, KILLED, asked_of, interrupted_after, raced, samples, standing, words
+from test_race import DEMO, asked_of, interrupted_after, raced, samples, standing, words
 
 import lmeval_dispersion
 from lmeval_dispersion.cli import main
@@ -105,22 +101,6 @@ def test_a_budget_is_spent_in_the_phases_that_a_dry_run_prints(
     assert {row["label"] for row in grown["checkpoints"]} == {*MODELS, "sums-05"}
     kept = json.loads((tmp_path / "out" / "race.json").read_text())
     assert kept["shared"]["sums-05"] == 25
-
-
-def test_a_budget_goes_on_after_kill_9_in_a_shared_phase(
-    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    models = ("sums-00", "sums-80", "sums-30")
-    whole = raced(capsys, *given(tasks, tmp_path / "whole", *models), "--budget", "60")
-    again = [*given(tasks, tmp_path / "out", *models), "--budget", "60"]
-    killed = [sys.executable, "-W", "ignore", "-c", KILLED + COMMAND, *again]
-    done = subprocess.run(killed, env=environment(), cwd=in_world, capture_output=True, timeout=250)
-    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    result = raced(capsys, *again)
-    assert standing(result) == standing(whole)
-    assert result["margin_shown"] == whole["margin_shown"]
-    for name in models:
-        assert samples(tmp_path / "out" / name) == samples(tmp_path / "whole" / name)
 
 
 def test_a_race_that_is_stopped_shows_what_is_known(

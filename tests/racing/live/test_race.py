@@ -32,21 +32,13 @@ from lmeval_dispersion.errors import DispersionError, HarnessError
 from lmeval_dispersion.harness import records, seams
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.evaluation import Evaluation
-from lmeval_dispersion.racing.rule import STEP
 from lmeval_dispersion.store import Store, read_store
 from lmeval_dispersion.store.samples import is_logged, read_logged
 
 pytestmark = pytest.mark.usefixtures("named_tasks_alone")
 DEMO = data_folder("demo")
-# Dies as soon as the third file of samples is on disk: the second block's first one of two.
-KILLED = """
-import fcntl, os
-synced = []
-def fsync(number):
-    if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_APPEND:
-        os.kill(os.getpid(), 9) if len(synced) == 2 else synced.append(number)
-os.fsync = fsync
-"""
+#: Of a race of two tasks, the second block's first file of samples; it is half written.
+MID_BLOCK = 2
 
 
 def are_samples(number: int) -> bool:
@@ -158,39 +150,6 @@ def test_two_tasks_are_answered_as_by_lm_eval_and_read_as_its_results(
         10,
     ]
     assert main(["audit", str(tmp_path / "out" / "sums-00"), "-q"]) == 0
-
-
-@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_same_command_goes_on_after_kill_9(
-    kills: int, in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = words(tasks, tmp_path / "whole", "sums-80", "sums-30", task="sums,sums_written")
-    expected = raced(capsys, *whole)
-    again = words(tasks, tmp_path / "out", "sums-80", "sums-30", task="sums,sums_written")
-    for blocks in range(1, kills + 1):
-        killed = [sys.executable, "-W", "ignore", "-c", KILLED + COMMAND, *again]
-        done = subprocess.run(
-            killed, env=environment(), cwd=in_world, capture_output=True, timeout=250
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-        results = json.loads(next((tmp_path / "out" / "sums-80").glob("results_*")).read_text())
-        assert results["race"]["questions"] == STEP * blocks
-        sizes = {
-            f.name.split("_2")[0]: f.stat().st_size
-            for f in (tmp_path / "out/sums-80").glob("samples*")
-        }
-        assert sum(sizes.values()) > sum(results["race"]["bytes"].values())  # half a block
-    result = raced(capsys, *again)
-    assert standing(result) == standing(expected)
-    for name in ("sums-80", "sums-30"):
-        assert samples(tmp_path / "out" / name) == samples(tmp_path / "whole" / name)
-    assert standing(raced(capsys, *again)) == standing(
-        expected
-    )  # of what is there, no model is loaded
-    (samples_file,) = (tmp_path / "out" / "sums-30").glob("samples_sums_2*")
-    samples_file.write_text(samples_file.read_text()[:-9])
-    assert main(again) == 1
-    assert "is not as the race left it" in capsys.readouterr().err
 
 
 def interrupted_after(blocks: int, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,17 +266,15 @@ def check_stores(
 @pytest.mark.parametrize("how", ["Ctrl-C", pytest.param("kill -9", marks=pytest.mark.slow)])
 def test_dispersion_tasks_leave_the_stores_of_lm_eval(
     how: str, in_world: Path, recorded: Path, check_stores: Callable[[Path], None], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     """Of a checkpoint that was asked everything, and of one that was dropped; after an end in a block."""
     given = words(recorded, tmp_path / "out", "sums-80", "sums-00", task="mine", batch=1)
     given += ["--model_args", "dtype=float32"]
     if how == "kill -9":
-        killed = [sys.executable, "-W", "ignore", "-c", KILLED + COMMAND, *given]
-        done = subprocess.run(
-            killed, env=environment(), cwd=in_world, capture_output=True, timeout=250
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+        forks = request.getfixturevalue("forks")
+        ended = forks.run(*given, at_append=MID_BLOCK)
+        assert ended.code == -signal.SIGKILL, ended.err[-2000:]
         assert not [*tmp_path.glob("out/*/dispersion_*")]
     else:
         with monkeypatch.context() as patch:

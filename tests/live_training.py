@@ -91,6 +91,22 @@ def trainer(folder: Path, *, built: Any = None, held_out: Any = None, **options:
     )
 
 
+def raced_trainer(folder: Path, task: Path) -> Trainer:
+    """That Trainer, whose saves race on twenty questions of the task ``words``."""
+    from lmeval_dispersion import RaceCallback
+
+    given = trainer(folder)
+    given.add_callback(RaceCallback("words", questions=20, include_path=task))
+    return given
+
+
+def main(words: list[str]) -> int:
+    """A training with a race, as a command: the run's folder and that of the task."""
+    folder, task = map(Path, words)
+    raced_trainer(folder, task).train()
+    return 0
+
+
 def raced(log_history: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """The race's entries of a log, by step."""
     return {entry["step"]: entry for entry in log_history if "race/score" in entry}
