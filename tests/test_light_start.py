@@ -41,6 +41,14 @@ from {package}.cli import main
 with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     assert main({words!r}) == 0
 """
+HELP_OF_ALL = """
+import contextlib, io
+from lmeval_dispersion.cli import COMMANDS, main
+for name in COMMANDS:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        main([name, "--help"])
+assert name == "inspect"
+"""
 FOLDERS = [str(data_folder("demo") / name) for name in ("sums-80", "sums-45")]
 
 
@@ -71,6 +79,7 @@ def loaded_after(code):
             {*HEAVY, *LIBRARIES, "lmeval_screener"},
         ),
         (screening("--help"), HEAVY | LIBRARIES),
+        (HELP_OF_ALL, HEAVY | LIBRARIES),
         (screening(*FOLDERS), HEAVY | ELSEWHERE),
         (
             COMMAND.format(package="lmeval_dispersion", words=["audit", "--demo"]),

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from lmeval_dispersion.arguments import Option
 from lmeval_dispersion.asking import Judge
-from lmeval_dispersion.auditing.run import AuditRun
 from lmeval_dispersion.options import Once
+
+if TYPE_CHECKING:
+    from lmeval_dispersion.auditing.calibrating.calibration import Calibration
+    from lmeval_dispersion.auditing.calibrating.calibrator import Calibrator
+    from lmeval_dispersion.auditing.run import AuditRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,22 @@ class Calibrating(SlicedDocuments, Vectors):
     run: Annotated[AuditRun | str | Path, Option("RUN")]
     _: KW_ONLY
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class Predicting(SlicedDocuments):
+    """Arguments of :func:`lmeval_dispersion.predict`.
+
+    Attributes:
+        calibrator: Estimate the accuracy without labels, by the calibrator in this file, which -o
+            wrote.
+
+            In Python, also the result of :func:`lmeval_dispersion.calibrate` or its calibrator.
+        run: Folder of a finished run's store, or of several stores of one model.
+    """
+
+    calibrator: Annotated[Calibration | Calibrator | str | Path, Option("FILE", ("--from",))]
+    run: AuditRun | str | Path
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The commands ``dispersion audit``, ``calibrate`` and ``compare``."""
+"""The commands ``dispersion audit``, ``calibrate`` and ``compare``.
+
+The functions that do the work are imported when a command runs, so that ``--help`` needs no numpy.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import argparse
 import shlex
 
 from lmeval_dispersion.arguments import add_options, given_of
-from lmeval_dispersion.auditing.arguments import Auditing, Calibrating, Comparing, RankArguments
-from lmeval_dispersion.auditing.calibrating.calibration import calibrate
-from lmeval_dispersion.auditing.calibrating.prediction import Predicting, predict
-from lmeval_dispersion.auditing.compare import compare
-from lmeval_dispersion.auditing.ranking import rank
-from lmeval_dispersion.auditing.report import audit
-from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.auditing.arguments import (
+    Auditing,
+    Calibrating,
+    Comparing,
+    Predicting,
+    RankArguments,
+)
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output, report_and_file
@@ -34,6 +37,10 @@ def run_audit(args: argparse.Namespace) -> int:
     It is 3 if the run has vectors and a part of the report other than confidence could not be
     computed, else 0.
     """
+    from lmeval_dispersion.auditing.ranking import rank
+    from lmeval_dispersion.auditing.report import audit
+    from lmeval_dispersion.auditing.run import read_run
+
     output = Output.of(args)
     if len(args.run) > 1:
         raise UsageError(
@@ -93,6 +100,8 @@ def run_calibrate(args: argparse.Namespace) -> int:
     ``--from`` it is 0 if all slices have an estimate, 3 if some have none, and 1 if no slice has
     one.
     """
+    from lmeval_dispersion.auditing.calibrating.calibration import calibrate
+
     if args.calibrator is not None:
         return _estimate(args)
     file = None
@@ -111,6 +120,8 @@ def run_calibrate(args: argparse.Namespace) -> int:
 
 def _estimate(args: argparse.Namespace) -> int:
     """Estimate the accuracy of a run's slices by a fitted calibrator."""
+    from lmeval_dispersion.auditing.calibrating.prediction import predict
+
     output = Output.of(args)
     if args.layer is not None:
         raise UsageError(
@@ -139,6 +150,8 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Run ``dispersion compare`` and return its exit status, 0."""
+    from lmeval_dispersion.auditing.compare import compare
+
     output = Output.of(args)
     output.write(compare(**given_of(Comparing, args)).document())
     return 0

@@ -1,21 +1,23 @@
-"""The command ``dispersion race``."""
+"""The command ``dispersion race``.
+
+The functions that do the work are imported when it runs, so that ``--help`` needs no numpy.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.arguments import add_options, options_from
 from lmeval_dispersion.asking import Judge, LmEval, Questions
 from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output, prints_to_stderr
-from lmeval_dispersion.racing import replay
 from lmeval_dispersion.racing.arguments import How, Racing, Which
-from lmeval_dispersion.racing.lineup import listed_results, questions_of
-from lmeval_dispersion.racing.race import check_settings, ended_race
-from lmeval_dispersion.racing.report import Race
-from lmeval_dispersion.racing.rule import SHARED
+
+if TYPE_CHECKING:
+    from lmeval_dispersion.racing.replay import Replay
+    from lmeval_dispersion.racing.report import Race
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +74,9 @@ def run(args: argparse.Namespace) -> int:
         DispersionError: No checkpoint could be raced, or an error such as a full disk stopped the
             race.
     """
+    from lmeval_dispersion.racing import replay
+    from lmeval_dispersion.racing.race import check_settings
+
     output = Output.of(args)
     if not (args.demo or args.replay):
         return _race(args, output)
@@ -100,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _judged(args: argparse.Namespace) -> Race | None:
     """The race of a folder, judged by its own questions; None for other results."""
+    from lmeval_dispersion.racing import replay
+
     if len(args.replay) > 1 or args.checkpoints:
         return None
     race = replay.judged(
@@ -122,8 +129,12 @@ def _recorded(name: str) -> UsageError:
     return UsageError(f"--demo and --replay race recorded answers; leave out {name}")
 
 
-def _replayed(args: argparse.Namespace, rule: dict[str, Any]) -> replay.Replay:
+def _replayed(args: argparse.Namespace, rule: dict[str, Any]) -> Replay:
     """Races on finished evaluations, of all or of those that a list's folder names."""
+    from lmeval_dispersion.racing import replay
+    from lmeval_dispersion.racing.lineup import listed_results, questions_of
+    from lmeval_dispersion.racing.rule import SHARED
+
     recorded = replay.read_answers(args.replay, args.metric)
     if args.weigh == "questions":
         recorded = recorded._replace(weights=None)
@@ -150,6 +161,8 @@ def _replayed(args: argparse.Namespace, rule: dict[str, Any]) -> replay.Replay:
 
 
 def _race(args: argparse.Namespace, output: Output) -> int:
+    from lmeval_dispersion.racing.race import ended_race
+
     require_extra("models", "`dispersion race`")
     try:
         with prints_to_stderr():

@@ -20,7 +20,6 @@ from lmeval_screener.shortlist.manifest import manifest_dict
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.racing import commands
 from lmeval_dispersion.racing.contest import Contest, Scores, run
 from lmeval_dispersion.racing.kept import kept_race
 from lmeval_dispersion.racing.lineup import Named
@@ -344,7 +343,9 @@ def test_a_replay_weighs_as_it_is_told(
     )
     if weigh == "units":  # alike; then the small one's answers decide
         recorded.answers["b"].score[:9] = 1.0
-    monkeypatch.setattr(commands.replay, "read_answers", lambda places, metric: recorded)
+    monkeypatch.setattr(
+        "lmeval_dispersion.racing.replay.read_answers", lambda places, metric: recorded
+    )
     given = ["race", "--replay", "one", "other", "--weigh", weigh, "--format", "json", "-q"]
     assert main(given) == 0
     assert json.loads(capsys.readouterr().out)["best"] == best

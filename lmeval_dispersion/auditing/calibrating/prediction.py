@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from lmeval_dispersion.arguments import Option, takes
-from lmeval_dispersion.auditing.arguments import SlicedDocuments
+from lmeval_dispersion.arguments import takes
+from lmeval_dispersion.auditing.arguments import Predicting
 from lmeval_dispersion.auditing.calibrating.calibration import Calibration
 from lmeval_dispersion.auditing.calibrating.calibrator import (
     CLUSTERS,
@@ -125,22 +125,6 @@ class Predictions(RunReport):
                 known += 1
                 inside += row.low <= row.true <= row.high
         return {"level": f"{100 * self.level:.0f} %", "known": known, "inside": inside}
-
-
-@dataclass(frozen=True)
-class Predicting(SlicedDocuments):
-    """Arguments of :func:`predict`.
-
-    Attributes:
-        calibrator: Estimate the accuracy without labels, by the calibrator in this file, which -o
-            wrote.
-
-            In Python, also the result of :func:`lmeval_dispersion.calibrate` or its calibrator.
-        run: Folder of a finished run's store, or of several stores of one model.
-    """
-
-    calibrator: Annotated[Calibration | Calibrator | str | Path, Option("FILE", ("--from",))]
-    run: AuditRun | str | Path
 
 
 @takes(Predicting)
