@@ -121,7 +121,7 @@ def test_one_slice_outside_what_was_fitted_gets_no_number(law):
     run.vectors.squares[odd] *= 0.01**2
     found = predict(fitted, run, where="part == 'unlabelled'").slices
     row = next(row for row in found if row.slice == "slice 050")
-    assert row.reason.startswith("outside the fitted range: dispersion ")
+    assert row.reason.startswith("its dispersion of ")
     assert (row.predicted, row.low, row.high) == (None, None, None)
     assert found[0].slice.endswith("of 40 slices")
     assert found[0].reason is None
