@@ -54,8 +54,8 @@ class Auditing(OneRun):
         metrics: "all" adds RankMe, effective rank, participation ratio and stable rank.
         details: Compute every part of the report, even if the answers allow no conclusion, for
             example because they are no better than guessing.
-        short: Compute only what the summary needs, for the columns in ``slice`` and the first of
-            the automatic slicings.
+        short: Compute only what the summary needs, for the columns in ``slice``; if none are
+            given, for the first of the columns that are chosen automatically.
     """
 
     _: KW_ONLY

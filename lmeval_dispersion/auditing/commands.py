@@ -31,8 +31,8 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 def run_audit(args: argparse.Namespace) -> int:
     """Run ``dispersion audit`` and return its exit status.
 
-    It is 3 if the run has vectors and a part of the report other than confidence could not be
-    computed, else 0.
+    It is 3 if the run has vectors and a part of the report, other than that on confidence, could
+    not be computed; else 0. With ``--worst`` it is 0.
     """
     output = Output.of(args)
     if len(args.run) > 1:
@@ -45,7 +45,7 @@ def run_audit(args: argparse.Namespace) -> int:
     if args.worst is not None:
         if args.slice or args.metrics == "all":
             raise UsageError(
-                "`--slice` and `--metrics` have no effect on the order of `--worst`; leave them out"
+                "`--slice` and `--metrics` have no effect with `--worst`; leave them out"
             )
         output.write(rank(run, worst=args.worst).document())
         return 0

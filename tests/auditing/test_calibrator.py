@@ -105,7 +105,7 @@ def test_slices_that_are_not_like_the_labelled_ones_get_no_number(tmp_path, shif
     result = predict(fitted, run)
     assert result.shifted
     assert not result.exchangeable
-    assert all("unlike that of the labelled slices" in row.reason for row in result.slices[1:])
+    assert all("unlike those of the labelled slices" in row.reason for row in result.slices[1:])
     assert all(row.predicted is None for row in result.slices)
     assert result.answer()[0].startswith(
         "The accuracy of none of the 40 slices can be estimated: they differ"

@@ -76,8 +76,9 @@ class Predictions(RunReport):
         notes: Sentences on documents that were left out, and on what could not be checked.
         level: Confidence level of the intervals, such as 0.95; lower if the calibrator was fitted
             to fewer than 19 slices.
-        exchangeable: Whether the intervals hold: documents are sliced by the calibrator's column,
-            not into clusters, and ``shifted`` is false.
+        exchangeable: Whether the slices count as exchangeable with the labelled slices, as the
+            intervals require: they are slices by the same column, not clusters, and ``shifted`` is
+            false.
         shifted: Whether the dispersions of the slices differ so much from those of the labelled
             slices that no slice has an estimate.
         mae: The calibrator's mean absolute error on held-out slices, in percentage points.

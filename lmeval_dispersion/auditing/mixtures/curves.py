@@ -79,14 +79,14 @@ class Pools(NamedTuple):
 
 
 def pools(run: AuditRun, rows: Rows) -> Pools:
-    """Split the labelled ones of the documents ``rows`` into right and wrong answers."""
+    """Split the documents ``rows`` into right and wrong answers, without unlabelled documents."""
     labelled = rows[~np.isnan(run.score[rows])]
     right = run.right[labelled]
     return Pools(labelled[right], labelled[~right])
 
 
 def mixture_size(smaller: int) -> int:
-    """Return the number of documents per mixture: :data:`SIZE`, or fewer if the pool is smaller.
+    """Return the number of documents per mixture: :data:`SIZE`, or fewer if a pool is smaller.
 
     ``smaller`` is the number of right or of wrong documents, whichever is lower. The result is a
     multiple of ten, so that every share in steps of 10 % is exact, and at least :data:`SMALLEST`.
@@ -163,9 +163,9 @@ class CurvePoint:
 class PoolContrast:
     """The dispersions of right and of wrong answers, and their difference with a 95 % interval.
 
-    The interval is for other documents of the same kind, while the error bars of the curves are for
-    other draws from these documents. Numbers are NaN with fewer than three right or three wrong
-    documents, the ends of the interval with fewer than 20.
+    The interval allows for other documents of the same kind; the error bars of the curves allow
+    only for other draws from these documents. A dispersion is NaN for fewer than three documents,
+    and the ends of the interval are NaN for fewer than 20 right or 20 wrong documents.
 
     Attributes:
         correct: Dispersion of the documents that were answered right.
@@ -268,8 +268,8 @@ class Mixtures:
         """
         pools = self.pools
         ends = (
-            f"All correct documents {pools.correct:.4f} ± {pools.correct_se:.4f}, all incorrect "
-            f"documents {pools.incorrect:.4f} ± {pools.incorrect_se:.4f}; difference in dispersion "
+            f"Dispersion of all correct documents {pools.correct:.4f} ± {pools.correct_se:.4f}, of "
+            f"all incorrect documents {pools.incorrect:.4f} ± {pools.incorrect_se:.4f}; difference "
             f"{interval_text(pools.figure, '+.4f')}."
         )
         if math.isnan(pools.difference):
@@ -288,7 +288,7 @@ class Mixtures:
     def tables(self) -> dict[str, Table]:
         """Return the table ``mixtures``: both curves over the target accuracies."""
         points = [without_nan(point) for point in self.curve]
-        caption = "The curves: mean over the draws, ± its standard error"
+        caption = "Mean over the draws for each target accuracy, ± its standard error"
         return {"mixtures": Table.of(points, caption, name="mixtures")}
 
     def charts(self) -> dict[str, Chart]:
@@ -401,15 +401,16 @@ def _inside_sentence(name: str, part: Inside | Missing) -> str:
     if isinstance(part, Missing):
         return f"Inside {name}s, right and wrong answers are not compared: {part.missing}."
     return (
-        f"Inside {name}s (as many documents of each of {part.parts} {name}s on both sides): difference in "
-        f"dispersion {interval_text(part.pools.figure, '+.4f')}."
+        f"Inside {name}s (right and wrong answers have equal shares of each of "
+        f"{count(part.parts, name)}): difference in dispersion "
+        f"{interval_text(part.pools.figure, '+.4f')}."
     )
 
 
 def pools_sentence(mixtures: Mixtures | Missing) -> str:
     """Return a sentence on whether right answers are more dispersed than wrong ones.
 
-    It says so over all documents and, if known, inside subjects or tasks.
+    They are compared over all documents and, if possible, inside subjects or tasks.
     """
     if isinstance(mixtures, Missing):
         return f"Whether right answers are more dispersed could not be tested: {mixtures.missing}."
