@@ -70,8 +70,8 @@ class RankArguments(OneRun):
     """Arguments of :func:`rank`, which orders the documents of a run.
 
     Attributes:
-        worst: List the N documents whose vectors are closest to those of all other documents, and
-            which so are probably hard for the model. Default: none.
+        worst: List the N documents whose vectors are closest to those of all other documents; these
+            are probably hard for the model. Default: none.
 
             In Python, :func:`rank` lists 20 documents by default.
     """

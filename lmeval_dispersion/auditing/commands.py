@@ -73,7 +73,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         file="JSON file to write the calibrator to; with --from, file to write the report to "
         "(default: only print the report)",
-        form="table; with --from, as the suffix of --output says",
+        form="with --from, by the suffix of --output; else table",
     )
     add_examples(
         parser,

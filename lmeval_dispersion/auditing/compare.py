@@ -206,8 +206,9 @@ class Difference:
     def side(self, name: str) -> int:
         """Return 1 if this run is clearly higher than the baseline, -1 if clearly lower, else 0.
 
-        ``name`` is what is compared, ``accuracy`` or ``dispersion``. Clearly means that the 95 % interval of the difference excludes 0. For accuracy, the
-        result is 0 as well if ``changes`` is true.
+        ``name`` is what is compared, ``accuracy`` or ``dispersion``. Clearly means that the 95 %
+        interval of the difference excludes 0. For accuracy, the result is 0 as well if ``changes``
+        is true.
         """
         if self.changes and name == "accuracy":
             return 0
@@ -317,12 +318,14 @@ class Comparison(RunReport):
             whole, *parts = other.slices
             if other.tasks:
                 mean, *tasks = other.tasks
-                caption = f"Mean over tasks, all documents, then each of the {len(tasks)} tasks"
+                caption = (
+                    f"Rows: mean over tasks, all documents, then each of the {len(tasks)} tasks"
+                )
                 tables[f"tasks-{i}"] = _table([mean, whole, *tasks], caption, "Task")
             if other.sliced:
                 caption = "All documents"
                 if parts:
-                    caption = f"All documents, then {count(len(parts), 'slice')} by {self.by}"
+                    caption = f"Rows: all documents, then {count(len(parts), 'slice')} by {self.by}"
                 tables[f"run-{i}"] = _table(other.slices, caption, self.by.capitalize())
         return tables
 

@@ -406,9 +406,9 @@ def _paired(
     ids = a.keys() & b.keys()
     if not shared and ids:
         raise MixedStoresError(
-            f"{first} and {second} have different documents or targets under the same "
-            f"{count(len(ids), 'id')} (such as {min(ids)}); compare runs on the same version of "
-            "the data"
+            f"{first} and {second} differ in the documents or targets of "
+            f"{count(len(ids), 'shared id')} (such as {min(ids)}); compare runs on the same version "
+            "of the data"
         )
     if not shared:
         raise MixedStoresError(

@@ -142,7 +142,7 @@ class Signal:
         errors_20: The same for the lowest 20 %.
         errors_50: The same for the lowest 50 %.
         deciles: Accuracy in each tenth of the documents, the lowest signal first.
-        missing: Why there are no figures (which are then None or NaN); else None.
+        missing: Why the figures were not computed; else None. Numbers are then None, NaN or 0.
     """
 
     signal: Annotated[
@@ -159,7 +159,13 @@ class Signal:
     ] = None
     auroc_se: float = math.nan
     auroc_low: Annotated[
-        float | None, Col("95 % from", ".3f", hint="DeLong's interval, on the logit scale.", drop=1)
+        float | None,
+        Col(
+            "95 % from",
+            ".3f",
+            hint="95 % interval of the AUROC (DeLong), made on the logit scale.",
+            drop=1,
+        ),
     ] = None
     auroc_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
     reliable: bool = False
@@ -181,9 +187,9 @@ class Signal:
 
 @dataclass(frozen=True)
 class BestOther:
-    """The best signal other than the contribution: that with the highest AUROC.
+    """The best signal (see `Signal`) other than the contribution: that with the highest AUROC.
 
-    Only signals whose AUROC is reliable are compared, see `Signal`.
+    Only signals that are known for at least 20 right and 20 wrong documents are compared.
 
     Attributes:
         signal: Name of the signal.
@@ -310,7 +316,9 @@ def _signal(name: str, values: Array, run: AuditRun, parts: list[Slice]) -> Sign
     right = run.right[known]
     n = len(known)
     if right.all() or not right.any():
-        return Signal(name, n, missing="the documents for which it is known are all right or all wrong")
+        return Signal(
+            name, n, missing="the documents for which it is known are all right or all wrong"
+        )
     if np.ptp(signal) == 0:
         return Signal(name, n, missing="it is the same for all documents")
     area = auroc(signal, right)

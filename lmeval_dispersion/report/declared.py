@@ -147,7 +147,7 @@ class Report:
         return next((table.rows for table in self.tables().values()), ())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of the report's JSON: schema, answer, and the result's fields.
+        """Return the content of the report's JSON: schema, answer, and the result's public fields.
 
         NaN and infinity become None.
         """
@@ -155,7 +155,7 @@ class Report:
         return {"schema": self.schema, "answer": self.answer(), **content}
 
     def answer(self) -> list[str]:
-        """Return the report's answer, as the paragraphs of one or two sentences at its top."""
+        """Return the report's answer: the paragraphs at its top, of one or two sentences each."""
         return list(self.document().answer)
 
     def document(self) -> Document:

@@ -134,10 +134,10 @@ class Predicting(SlicedDocuments):
     """Arguments of :func:`predict`.
 
     Attributes:
-        calibrator: Estimate the accuracy without labels, by the calibrator in this file, which -o
-            wrote.
+        calibrator: Calibrator file, as `dispersion calibrate RUN -o FILE` writes it; accuracies are
+            then estimated without labels.
 
-            In Python, also the result of :func:`lmeval_dispersion.calibrate` or its calibrator.
+            In Python, also the result of :func:`lmeval_dispersion.calibrate` or its ``calibrator``.
         run: Folder of a finished run's store, or of several stores of one model.
 
             In Python, also an `AuditRun`.
@@ -194,7 +194,9 @@ def predict(asked: Predicting) -> Predictions:
     for i, row in enumerate(blank):
         if shifted:
             slices.append(
-                replace(row, reason="the slices' dispersions are unlike those of the labelled slices")
+                replace(
+                    row, reason="the slices' dispersions are unlike those of the labelled slices"
+                )
             )
         else:
             slices.append(_estimated(row, calibrator, applied, i))

@@ -415,6 +415,12 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
     if isinstance(mixtures, Missing):
         return f"Whether right answers are more dispersed could not be tested: {mixtures.missing}."
     figure = mixtures.pools.figure
+    fewest = min(mixtures.correct_documents, mixtures.incorrect_documents)
+    if math.isnan(figure.low) and fewest >= FEWEST:
+        return (
+            "Whether right answers are more dispersed could not be tested: neither their dispersion "
+            "nor that of wrong answers has a standard error above 0."
+        )
     if math.isnan(figure.low):
         return (
             f"Whether right answers are more dispersed is not clear with {mixtures.correct_documents} "

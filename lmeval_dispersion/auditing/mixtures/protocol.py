@@ -293,9 +293,9 @@ def _check_targets(parts: Mapping[str, Batches], labelled: int, size: int) -> No
         reached = len(np.unique(batches.accuracy))
         if reached < FEWEST_TARGETS:
             raise UsageError(
-                f"the {name} part of {labelled} labelled documents has enough right and wrong "
-                f"answers for only {reached} of at least {FEWEST_TARGETS} target accuracies "
-                f"({size} documents a batch); label more documents"
+                f"of {labelled} labelled documents, the {name} part has enough right and wrong answers "
+                f"for batches of {size} documents with {reached} different accuracies, and at least "
+                f"{FEWEST_TARGETS} are needed; label more documents"
             )
 
 
