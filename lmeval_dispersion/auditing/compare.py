@@ -560,8 +560,9 @@ def compare(asked: Comparing) -> Comparison:
     Undefined numbers are NaN. If a ``metric`` is given, scores may lie outside [0, 1].
 
     Raises:
-        UsageError: Fewer than two runs, runs together with ``demo``, no such column, a ``metric``
-            for a store, or tasks that the runs judge by different metrics.
+        UsageError: There are fewer than two runs, or runs together with ``demo``; ``slice`` names
+            no column; a ``metric`` is given for a store; or the runs judge a task by different
+            metrics.
         StoreError: A store cannot be read or has no such layer, or scores are outside [0, 1].
         HarnessError: Samples or logs cannot be read.
         MixedStoresError: The runs share no document, have different prompts, or have different
@@ -884,7 +885,7 @@ def _notes(runs: Sequence[AuditRun], tasks: set[str]) -> Iterator[str]:
     widths = sorted({run.centred.rows.shape[1] for run in runs if run.centred})
     if len(widths) > 1:
         yield (
-            f"The models' vectors differ in width ({', '.join(map(str, widths))}); compare "
+            f"The models' vectors have different widths ({', '.join(map(str, widths))}); compare "
             "dispersions only between sibling models of the same size."
         )
     if any(run.documents["truncated"].eq(True).any() for run in runs):

@@ -272,7 +272,7 @@ class Best:
     def sentence(self) -> str:
         """Return a sentence that names the runs that are not shown to be worse than the best."""
         details = [self.over] if self.over else []
-        details.append(f"{count(self.pairs, 'pair')}, Holm at 5 %")
+        details.append(f"{count(self.pairs, 'pair')} tested with Holm's correction at 5 %")
         if self.left_out:
             details.append(f"without {listed(self.left_out)}")
         test = "; ".join(details)

@@ -142,11 +142,11 @@ class Signal:
         errors_20: The same for the lowest 20 %.
         errors_50: The same for the lowest 50 %.
         deciles: Accuracy in each tenth of the documents, the lowest signal first.
-        missing: Why the figures were not computed; else None. Numbers are then None, NaN or 0.
+        missing: Why ``auroc`` and the figures after it were not computed; None if they were.
     """
 
     signal: Annotated[
-        str, Col("Signal", hint="Its sign is such that a low value means a probably wrong answer.")
+        str, Col("Signal", hint="A low value means that the answer is probably wrong.")
     ]
     documents: int
     auroc: Annotated[

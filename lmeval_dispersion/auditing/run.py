@@ -133,7 +133,7 @@ class AuditRun:
         finite: Whether each document's answer is finite, shape (n,): its log-probabilities, and
             for samples and logs also its score.
         without_direction: Number of documents left out because their vector is zero or not finite.
-        centred: The centred unit vectors; None for samples and logs.
+        centred: The centred unit vectors; None without vectors.
         notes: Sentences on documents that were left out or are counted in a special way.
     """
 

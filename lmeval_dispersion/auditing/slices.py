@@ -421,8 +421,8 @@ def association(
     An interval needs eight slices. The result is `Missing` with fewer than four slices, or if all
     slices have the same dispersion or the same accuracy.
 
-    ``tasks`` has the task of each slice, None for a slice of several tasks. If two tasks have four
-    slices or more, the correlation inside tasks is added, with its permutation p-value.
+    ``tasks`` has the task of each slice, None for a slice of several tasks. If at least two tasks
+    have four slices or more, the correlation inside tasks is added, with its permutation p-value.
     """
     points = []
     of_task = dict[str | None, list[tuple[float, float]]]()
@@ -486,7 +486,7 @@ def known_mean(values: Array) -> float:
 
 
 def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow) -> Table:
-    """Return the table of the slices by the column ``name``, followed by all documents.
+    """Return the table of the slices by the column ``name``, with all documents as the last row.
 
     Bands and numbers are in ascending order. Other slices are sorted by dispersion, the lowest
     first; without vectors by accuracy.

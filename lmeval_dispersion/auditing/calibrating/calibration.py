@@ -111,7 +111,7 @@ class HeldOut:
         slice: Name of the slice.
         documents: Number of labelled documents in the slice.
         predicted: Estimated accuracy, in [0, 1].
-        true: True accuracy, in [0, 1].
+        true: Mean score of the slice's labelled documents, in [0, 1].
     """
 
     slice: str
@@ -171,7 +171,7 @@ class Calibration(RunReport):
 
     @property
     def calibrator(self) -> Calibrator:
-        """The fitted calibrator; :meth:`Calibrator.save` writes it to a file for ``--from``."""
+        """The fitted calibrator, which :func:`predict` takes; its method ``save`` writes a file."""
         return self._calibrator
 
     def tables(self) -> dict[str, Table]:
@@ -191,7 +191,7 @@ class Calibration(RunReport):
         ours, trivial = self.calibrator.errors
         chart = Chart(
             predicted_against_true(self.points),
-            "Accuracy estimated without a slice's labels against its true accuracy",
+            "Each slice's accuracy, estimated without its labels, against its true accuracy",
             f"{len(self.points)} slices, each estimated by a fit to the others. On average the "
             f"estimate is {ours:.1f} points off, the {TRIVIAL} {trivial:.1f} points.",
             "On the dashed line the estimate is right. Points on a vertical line have the same "
@@ -236,8 +236,8 @@ def calibrate(asked: Calibrating) -> Calibration:
 
     Raises:
         UsageError: There are too few labelled documents or slices, all answers are right or all
-            wrong, all slices have the same dispersion, the run has no vectors or no such column, or
-            ``where`` is invalid or true for no document.
+            wrong, all slices have the same dispersion, the run has no vectors, ``slice`` names no column,
+            or ``where`` is invalid or true for no document.
         StoreError: The store cannot be read, or has no such layer.
         HarnessError: Samples or logs cannot be read.
     """
@@ -325,9 +325,10 @@ def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
 
 
 def labels_enough(scores: Array) -> int:
-    """Return how many random labels give the mean of ``scores`` (n,) to within 5 percentage points.
+    """Return how many labels, drawn at random, give an accuracy to within 5 percentage points.
 
-    They do so with a probability of 95 %, by the normal approximation. The result is at most n.
+    The accuracy is the mean of ``scores`` (n,). The mean of the labels is that close with a
+    probability of 95 %, by the normal approximation. The result is at most n.
     """
     n = len(scores)
     variance = float(scores.var(ddof=1))

@@ -213,7 +213,7 @@ def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
 def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
     """Return the standard errors (s,) of estimates for slices with ``documents`` (s,) documents.
 
-    For n documents it is sqrt(between + within / n). ``within`` is the mean variance of the scores
+    For n documents the error is sqrt(between + within / n). ``within`` is the mean variance of the scores
     inside a slice of ``pairs``; ``between`` is the mean squared error of the held-out estimates
     ``estimate`` (S,), minus the part due to sampling, but at least 0. Errors of 0 become 1.
     """

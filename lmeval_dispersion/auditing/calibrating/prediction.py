@@ -156,8 +156,8 @@ def predict(asked: Predicting) -> Predictions:
 
     Raises:
         UsageError: The calibrator cannot be read, does not apply to the run, or did not beat the
-            labelled accuracy alone; the run has no vectors or no such column; or no document is
-            left to estimate.
+            labelled accuracy alone; the run has no vectors; ``slice`` names no column; ``where`` is
+            invalid or true for no document; or no document is left to estimate.
         StoreError: The run cannot be read.
     """
     name: str | Path = "the calibrator"
@@ -275,7 +275,7 @@ def _estimated(row: Prediction, calibrator: Calibrator, applied: Applied, i: int
         return replace(row, reason=reason, too_small=True)
     low, high = calibrator.range
     if not low <= row.dispersion <= high:
-        reason = f"its dispersion of {row.dispersion:.4g} is outside the fitted range"
+        reason = f"its dispersion of {row.dispersion:.4g} is outside the range for estimates"
         return replace(row, reason=f"{reason}, {low:.4g} to {high:.4g}")
     value, low, high = (float(values[i]) for values in applied[:3])
     return replace(row, predicted=value, low=low, high=high)

@@ -243,8 +243,8 @@ class Mixtures:
         curve: One point for every target accuracy for which the pools have enough documents.
         dispersion_trend: Trend of the dispersion over the target accuracies.
         query_perplexity_trend: Trend of the query perplexity over the target accuracies.
-        inside: ``subject`` or ``task``, if it divides the run -> the same contrast inside each
-            subject or task.
+        inside: ``subject`` or ``task``, if it divides the run -> the contrast with equal shares of
+            each subject or task on both sides, or `Missing`.
     """
 
     documents_per_mixture: int
@@ -263,8 +263,7 @@ class Mixtures:
     def sentences(self) -> list[str]:
         """Return the report's sentences on the curves, and on right against wrong answers.
 
-        The dispersions of all right and all wrong answers are compared over all documents, and
-        inside subjects or tasks.
+        Right and wrong answers are compared over all documents, and inside subjects or tasks.
         """
         pools = self.pools
         ends = (

@@ -27,6 +27,7 @@ from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, check_labels
 from lmeval_dispersion.auditing.slices import by_value
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Col, Table
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import student_interval
 
 if TYPE_CHECKING:
@@ -293,16 +294,16 @@ def _check_targets(parts: Mapping[str, Batches], labelled: int, size: int) -> No
         reached = len(np.unique(batches.accuracy))
         if reached < FEWEST_TARGETS:
             raise UsageError(
-                f"of {labelled} labelled documents, the {name} part has enough right and wrong answers "
-                f"for batches of {size} documents with {reached} different accuracies, and at least "
-                f"{FEWEST_TARGETS} are needed; label more documents"
+                f"of {labelled} labelled documents, the {name} part yields batches of {size} documents "
+                f"with only {count(reached, 'accuracy', 'accuracies')}, and at least {FEWEST_TARGETS} "
+                "different ones are needed; label more documents"
             )
 
 
 def fit_all(batches: Batches, *, seed: int = 0) -> dict[str, RegressorMixin]:
-    """Fit each regression of :data:`REGRESSIONS` to the batches' accuracy by their dispersion.
+    """Fit regressions of the batches' accuracy on their dispersion.
 
-    Returns the fitted regressions by name.
+    Returns a fitted regression for each name in :data:`REGRESSIONS`.
     """
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.linear_model import LinearRegression
