@@ -118,10 +118,10 @@ class Report:
             return items[name]
         names = [_name(item) for item in items]
         if name not in names:
-            first = ", ".join(names[:5])
-            raise UnknownNameError(
-                f"expected a name such as {first}, got {name!r}{nearest(name, names)}"
-            )
+            expected = "no name, as this result is empty"
+            if names:
+                expected = f"a name such as {', '.join(names[:5])}"
+            raise UnknownNameError(f"expected {expected}, got {name!r}{nearest(name, names)}")
         return items[names.index(name)]
 
     def _items(self) -> Sequence[Any]:
