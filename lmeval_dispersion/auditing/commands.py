@@ -89,9 +89,9 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 def run_calibrate(args: argparse.Namespace) -> int:
     """Run ``dispersion calibrate`` and return its exit status.
 
-    It is 0 after a fit, even if the calibrator does not beat the labelled accuracy alone. With
-    ``--from`` it is 0 if all slices have an estimate, 3 if some have none, and 1 if no slice has
-    one.
+    It is 0 after a fit, even if the estimates are no better than the accuracy of the labelled
+    documents. With ``--from`` it is 0 if all slices have an estimate, 3 if some have none, and 1 if
+    no slice has one.
     """
     if args.calibrator is not None:
         return _estimate(args)

@@ -136,8 +136,8 @@ class SharedAnswers(NamedTuple):
 
     Attributes:
         score: Scores, shape (n,); NaN where a document has no score.
-        finite: Whether each answer is finite, shape (n,): its log-probabilities, and for samples and
-            logs also its score.
+        finite: Whether each answer is finite, shape (n,): its log-probabilities, and for samples
+            and logs also its score.
         lower_is_better: Whether lower scores are better, according to lm-eval's results.
     """
 
@@ -211,7 +211,7 @@ class PairVerdict:
 
     @property
     def changes(self) -> bool:
-        """Whether the verdict depends on how the documents of ``not_finite`` are counted."""
+        """Whether the two comparisons disagree on which run is clearly better, if any."""
         return self.as_wrong is not None and self.as_wrong.side != self.logged.side
 
     @property
@@ -407,8 +407,8 @@ def _paired(
     if not shared and ids:
         raise MixedStoresError(
             f"{first} and {second} differ in the documents or targets of "
-            f"{count(len(ids), 'shared id')} (such as {min(ids)}); compare runs on the same version "
-            "of the data"
+            f"{count(len(ids), 'shared id')} (such as {min(ids)}); compare runs on the same "
+            "version of the data"
         )
     if not shared:
         raise MixedStoresError(

@@ -99,7 +99,7 @@ class RankedDocument:
 
 
 def ranked_documents(run: AuditRun) -> list[RankedDocument]:
-    """Return every document with its rank, the lowest contribution first.
+    """Return every document with its rank, the lowest contribution first (see `RankedDocument`).
 
     Raises:
         UsageError: The run has no vectors.
@@ -236,8 +236,8 @@ class Ranking:
     def charts(self) -> dict[str, Chart]:
         """Return the chart ``deciles``: accuracy in each tenth of the documents, by signal.
 
-        It shows the contribution and the three best other signals. There is no chart if the
-        contribution has no AUROC.
+        It shows the contribution and the three best other signals (see `Signal`). There is no chart
+        if the contribution has no AUROC.
         """
         ours, *others = self.signals
         if ours.missing:
@@ -264,7 +264,7 @@ class Ranking:
 
 
 def signals(run: AuditRun) -> dict[str, Array]:
-    """Return the run's signals by name, shape (n,) each.
+    """Return the run's signals (see `Signal`) by name, shape (n,) each.
 
     A low value means "probably wrong"; NaN where a document's value is not known. Signals that are
     not known for any document are left out.
@@ -283,7 +283,7 @@ def signals(run: AuditRun) -> dict[str, Array]:
 
 
 def ranking_report(run: AuditRun) -> Ranking:
-    """Judge how well a run's signals find its wrong answers.
+    """Judge how well a run's signals (see `Signal`) find its wrong answers.
 
     Raises:
         UsageError: The run has no vectors, or not both right and wrong answers.
@@ -371,7 +371,8 @@ def _best_other(table: Sequence[Signal]) -> BestOther | Missing:
 def ranking_sentence(ranking: Ranking | Missing) -> str:
     """Return sentences on whether a low contribution points to wrong answers.
 
-    This is tested over all documents and, if possible, inside subjects or tasks.
+    A document's contribution is its mean cosine distance to all other documents. It is tested over
+    all documents and, if possible, inside subjects or tasks.
     """
     if isinstance(ranking, Missing):
         reason = ranking.missing
@@ -406,8 +407,8 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
 def errors_sentence(ranking: Ranking | Missing) -> str:
     """Return a sentence on the share of wrong answers that documents of low contribution hold.
 
-    These documents are the tenth with the lowest contribution. The sentence may also name the best
-    other signal. It is "" if the contribution is not judged.
+    These documents are the tenth with the lowest contribution (see `RankedDocument`). The sentence
+    may also name the best other signal. It is "" if the contribution is not judged.
     """
     if isinstance(ranking, Missing) or ranking.cautions or ranking.signals[0].missing:
         return ""
@@ -484,7 +485,7 @@ class HardTail:
             replace(row, text=shortened(row.text or f"document {row.doc_id}", 160))
             for row in self.typical
         ]
-        caption = "Clusters of the hard tail, largest first"
+        caption = "Clusters of the documents of lowest contribution, largest first"
         return {
             "clusters": Table.of(self.clusters, caption, name="clusters"),
             "typical": Table.of(typical, "Most typical texts of each cluster", name="typical"),
@@ -492,7 +493,9 @@ class HardTail:
 
 
 def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
-    """Cluster the tenth of documents (2,000 at most) with the lowest contribution.
+    """Cluster the tenth of documents (at most 2,000) with the lowest contribution.
+
+    A document's contribution is its mean cosine distance to all other documents.
 
     Raises:
         UsageError: The run has no vectors.

@@ -110,7 +110,7 @@ class Audit(RunReport):
 
     @property
     def cautions(self) -> Sequence[str]:
-        """Sentences on why the answers allow no conclusion; empty if they allow one (see `Answers`)."""
+        """Sentences on why the answers allow no conclusion; empty if they allow one."""
         return self.answers.cautions
 
     def has(self, part: str) -> bool:

@@ -596,7 +596,8 @@ def first_occurrences(run: AuditRun) -> Rows:
 def _keys(run: AuditRun) -> pd.Series[str]:
     """What documents that repeat have in common: the prompt's hash or the text, the content, the target.
 
-    Questions about several images share a text, and two answers may be right to one prompt in two documents.
+    Questions about several images share a text, and two answers may be right to one prompt in two
+    documents.
     """
     documents = run.documents
     prompts = documents["prompt_hash" if documents["prompt_hash"].notna().any() else "text"]

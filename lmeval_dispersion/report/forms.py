@@ -181,8 +181,8 @@ def csv_text(document: Document) -> str:
 
     Missing keys, None and NaN become empty fields, and booleans ``True`` or ``False``. A float has
     the shortest form that reads back equal; the items of a list are separated by spaces. Lines end
-    in a line feed. A text that a spreadsheet would run as a formula gets an apostrophe before it (see
-    `cells.guarded`).
+    in a line feed. A text that a spreadsheet would run as a formula gets an apostrophe before it
+    (see `cells.guarded`).
     """
     import csv
 

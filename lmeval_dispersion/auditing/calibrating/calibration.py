@@ -210,8 +210,8 @@ class Calibration(RunReport):
         """Return the template's variables.
 
         They are ``ours`` and ``alone``, the errors of the calibrator and of the labelled accuracy
-        alone; ``other``, which is :attr:`better_one`; and ``no_gain``, the clause with which a
-        calibrator that is not better than the labelled accuracy alone is refused.
+        alone (see `Estimator`); ``other``, which is :attr:`better_one`; and ``no_gain``, the clause
+        that says why a calibrator that is not better is refused.
         """
         return {
             "ours": self.estimators[0],
@@ -222,7 +222,7 @@ class Calibration(RunReport):
 
     @property
     def better_one(self) -> Estimator | None:
-        """The first estimator that beats the labelled accuracy alone; None if none does."""
+        """The first estimator that beats the labelled accuracy alone, or None; see `Estimator`."""
         return next((row for row in self.estimators if row.better), None)
 
 
@@ -236,8 +236,8 @@ def calibrate(asked: Calibrating) -> Calibration:
 
     Raises:
         UsageError: There are too few labelled documents or slices, all answers are right or all
-            wrong, all slices have the same dispersion, the run has no vectors, ``slice`` names no column,
-            or ``where`` is invalid or true for no document.
+            wrong, all slices have the same dispersion, the run has no vectors, ``slice`` names no
+            column, or ``where`` is invalid or true for no document.
         StoreError: The store cannot be read, or has no such layer.
         HarnessError: Samples or logs cannot be read.
     """

@@ -213,9 +213,10 @@ def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
 def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
     """Return the standard errors (s,) of estimates for slices with ``documents`` (s,) documents.
 
-    For n documents the error is sqrt(between + within / n). ``within`` is the mean variance of the scores
-    inside a slice of ``pairs``; ``between`` is the mean squared error of the held-out estimates
-    ``estimate`` (S,), minus the part due to sampling, but at least 0. Errors of 0 become 1.
+    For n documents the error is sqrt(between + within / n). ``within`` is the mean variance of the
+    scores inside a slice of ``pairs``; ``between`` is the mean squared error of the held-out
+    estimates ``estimate`` (S,), minus the part due to sampling, but at least 0. An error of 0 is
+    returned as 1.
     """
     within = float(pairs.variance.mean())
     excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
@@ -351,7 +352,8 @@ class Calibrator:
     def errors(self) -> tuple[float, float]:
         """Mean absolute errors on held-out slices, in percentage points.
 
-        First the calibrator's, then that of the labelled accuracy alone.
+        First comes the calibrator's, then that of the labelled accuracy alone, that is, of taking
+        the mean score of all other slices.
         """
         accuracy = self.pairs.accuracy
         ours = np.abs(self.held_out[1] - accuracy).mean()
@@ -570,6 +572,8 @@ def _changes(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks: 
 def check_worth(calibrator: Calibrator, name: str | Path) -> None:
     """Refuse a calibrator that did not beat the labelled accuracy alone on held-out slices.
 
+    The labelled accuracy alone is the mean score of all other slices.
+
     Raises:
         UsageError: The calibrator was not better. The message begins with ``name``, which is its
             file or "the calibrator", and gives both errors.
@@ -584,7 +588,8 @@ def check_worth(calibrator: Calibrator, name: str | Path) -> None:
 def no_gain(calibrator: Calibrator) -> str:
     """Return the clause that says why a calibrator that is not better is refused.
 
-    It compares the mean absolute errors of the calibrator and of the labelled accuracy alone.
+    It compares the mean absolute errors of the calibrator and of the labelled accuracy alone, that
+    is, of taking the mean score of all other slices.
     """
     ours, trivial = calibrator.errors
     verdict = "worse than" if ours > trivial + 0.05 else "not reliably better than"

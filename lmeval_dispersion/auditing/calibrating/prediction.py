@@ -82,7 +82,8 @@ class Predictions(RunReport):
         shifted: Whether the dispersions of the slices differ so much from those of the labelled
             slices that no slice has an estimate.
         mae: The calibrator's mean absolute error on held-out slices, in percentage points.
-        trivial_mae: The mean absolute error of the labelled accuracy alone, in percentage points.
+        trivial_mae: The same for the labelled accuracy alone, that is, for taking the mean score of
+            all other slices.
         slices: The estimates. If there are two slices or more, all slices together come first.
     """
 
@@ -155,9 +156,10 @@ def predict(asked: Predicting) -> Predictions:
     has no estimate.
 
     Raises:
-        UsageError: The calibrator cannot be read, does not apply to the run, or did not beat the
-            labelled accuracy alone; the run has no vectors; ``slice`` names no column; ``where`` is
-            invalid or true for no document; or no document is left to estimate.
+        UsageError: The calibrator cannot be read, does not apply to the run, or does not estimate
+            better than the accuracy of the labelled documents; the run has no vectors; ``slice``
+            names no column; ``where`` is invalid or true for no document; or no document is left to
+            estimate.
         StoreError: The run cannot be read.
     """
     name: str | Path = "the calibrator"

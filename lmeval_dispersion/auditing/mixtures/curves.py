@@ -88,8 +88,9 @@ def pools(run: AuditRun, rows: Rows) -> Pools:
 def mixture_size(smaller: int) -> int:
     """Return the number of documents per mixture: :data:`SIZE`, or fewer if a pool is smaller.
 
-    ``smaller`` is the number of right or of wrong documents, whichever is lower. The result is a
-    multiple of ten, so that every share in steps of 10 % is exact, and at least :data:`SMALLEST`.
+    The pools are the right and the wrong answers. ``smaller`` is the number of right or of wrong
+    documents, whichever is lower. The result is a multiple of ten, so that every share in steps of
+    10 % is exact, and at least :data:`SMALLEST`.
     """
     return max(min(SIZE, smaller // 10 * 10), SMALLEST)
 
@@ -285,7 +286,7 @@ class Mixtures:
         ]
 
     def tables(self) -> dict[str, Table]:
-        """Return the table ``mixtures``: both curves over the target accuracies."""
+        """Return the table ``mixtures``: dispersion and query perplexity by target accuracy."""
         points = [without_nan(point) for point in self.curve]
         caption = "Mean over the draws for each target accuracy, ± its standard error"
         return {"mixtures": Table.of(points, caption, name="mixtures")}
@@ -326,6 +327,8 @@ class Mixtures:
 
 def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
     """Draw mixtures from a run; return their curves and the contrast of right and wrong answers.
+
+    A mixture consists of documents of which a set share was answered right.
 
     Raises:
         UsageError: The run has no vectors, or not both right and wrong answers.
@@ -417,8 +420,8 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
     fewest = min(mixtures.correct_documents, mixtures.incorrect_documents)
     if math.isnan(figure.low) and fewest >= FEWEST:
         return (
-            "Whether right answers are more dispersed could not be tested: neither their dispersion "
-            "nor that of wrong answers has a standard error above 0."
+            "Whether right answers are more dispersed could not be tested: neither their "
+            "dispersion nor that of wrong answers has a standard error above 0."
         )
     if math.isnan(figure.low):
         return (

@@ -122,8 +122,8 @@ class PaperVerdict:
         elif self.difference_low > 0:
             apart = f" and worse by {self.difference:.2f} points"
         return (
-            f"{KINDS[self.kind]}: dispersion is {better} than the {self.rival} predictor{apart}; the "
-            f"best estimator is {self.winner}."
+            f"{KINDS[self.kind]}: dispersion is {better} than the {self.rival} predictor{apart}; "
+            f"the best estimator is {self.winner}."
         )
 
 
@@ -294,9 +294,9 @@ def _check_targets(parts: Mapping[str, Batches], labelled: int, size: int) -> No
         reached = len(np.unique(batches.accuracy))
         if reached < FEWEST_TARGETS:
             raise UsageError(
-                f"of {labelled} labelled documents, the {name} part yields batches of {size} documents "
-                f"with only {count(reached, 'accuracy', 'accuracies')}, and at least {FEWEST_TARGETS} "
-                "different ones are needed; label more documents"
+                f"of {labelled} labelled documents, the {name} part yields batches of {size} "
+                f"documents with only {count(reached, 'accuracy', 'accuracies')}, and at least "
+                f"{FEWEST_TARGETS} different ones are needed; label more documents"
             )
 
 
