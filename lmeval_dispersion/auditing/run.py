@@ -180,7 +180,7 @@ class AuditRun:
 
     @classmethod
     def of(cls, store: Store, layer: str | None = None, *, any_range: bool = False) -> AuditRun:
-        """Return the run in a store, with the vectors of one layer (default: the store's own).
+        """Return the run in a store, with the vectors of ``layer`` or of the store's default layer.
 
         Raises:
             StoreError: The store has no such layer, no usable vector of it, or, unless
@@ -357,7 +357,7 @@ def read_run(
     Args:
         run: Folder of a store, or folder or file of lm-eval's samples or Inspect's logs; None with
             ``demo``.
-        layer: Layer of the vectors; by default the store's own.
+        layer: Layer of the vectors; by default the one that the store names.
         metric: ``METRIC`` or ``FILTER/METRIC`` by which samples or logs are scored.
         demo: Read the bundled run.
         any_range: Allow scores outside [0, 1] in samples and logs.

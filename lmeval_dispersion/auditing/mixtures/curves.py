@@ -106,7 +106,7 @@ class Trend:
         spearman: Rank correlation of the curve with the target accuracies: 1 if it always rises, -1
             if it always falls. There is no interval, as the mixtures share documents.
         shape: ``increasing``, ``decreasing`` or ``not monotone`` (ties allowed).
-        against: Number of steps, from one target accuracy to the next, against the direction of
+        against: Number of steps from one target accuracy to the next that go against the sign of
             ``spearman``.
     """
 
