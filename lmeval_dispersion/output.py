@@ -59,7 +59,8 @@ class Output:
         files = {}
         for path in paths:
             _check_writable(path)
-            files[path] = args.format or form_of(path)
+            step = "rename it, or name the format with `--format`"
+            files[path] = args.format or form_of(path, step, argument="output")
         output_format = args.format or "table"
         for form in (output_format, *files.values()):
             require(form)

@@ -55,7 +55,7 @@ def test_the_suffix_chooses_and_the_option_wins(tmp_path):
     [
         (
             "x.xlsx",
-            r"\.txt, \.md, .*\.htm, \.svg, .*, got .*x\.xlsx; rename it, or choose a format",
+            r"\.txt, \.md, .*\.htm, \.svg, .*, got .*x\.xlsx; rename it, or name the format with `--format`",
         ),
         ("x", "suffix"),
         ("nowhere/x.md", "existing folder"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """The argument that chooses the vectors of a run.
+    """The layer whose hidden states are the vectors of a run's documents.
 
     Attributes:
         layer: Layer to take the vectors from. Default: the one that the store names.
@@ -36,7 +36,8 @@ class OneRun(Vectors, Judge):
         run: A finished run: the folder of its store, lm-eval samples (a folder, or a results or
             samples file), or Inspect logs (a folder or a file).
 
-            Also a folder that holds all stores of one run, or an `AuditRun`.
+            In Python, also an `AuditRun`, or None with ``demo``. The stores of one run can be read
+            together from the folder that holds them.
         demo: Use the bundled run: 600 sums, answered by a tiny model.
         seed: Seed of all random draws.
     """
@@ -55,10 +56,10 @@ class Auditing(OneRun):
         slice: Column, or columns, to slice the documents by, in addition to those chosen
             automatically.
         metrics: "all" adds RankMe, effective rank, participation ratio and stable rank.
-        details: Compute every part of the report, even if right and wrong answers support no
-            conclusion.
-        short: Compute only what the summary needs, for the first automatic slicing and the columns
-            in ``slice``.
+        details: Compute every part of the report, even if the answers allow no conclusion, for
+            example because they are no better than guessing.
+        short: Compute only what the summary needs, for the columns in ``slice``; if none are
+            given, for the first of the columns that are chosen automatically.
     """
 
     _: KW_ONLY
@@ -73,10 +74,10 @@ class RankArguments(OneRun):
     """Arguments of :func:`rank`, which orders the documents of a run.
 
     Attributes:
-        worst: List the N documents that are closest to all other documents, and so are probably
-            hard for the model. Default: none.
+        worst: List the N documents whose vectors are closest to those of all other documents; these
+            are probably hard for the model. Default: none.
 
-            If it is not given to :func:`rank`, the printed table lists 20.
+            In Python, :func:`rank` lists 20 documents by default.
     """
 
     _: KW_ONLY
@@ -90,8 +91,8 @@ class SlicedDocuments:
     Attributes:
         where: Use only documents that satisfy this condition, such as
             "subject in ('anatomy', 'virology')". Default: all.
-        slice: Column to slice the documents by. Default: the calibrator's column; for a new
-            calibrator subject, category or task, or clusters if these give too few slices.
+        slice: Column to slice the documents by. Default: with --from, the calibrator's column; else
+            subject, category or task, or clusters of vectors if these give too few slices.
     """
 
     where: Annotated[str | None, Option("EXPR")] = None
@@ -105,7 +106,7 @@ class Calibrating(SlicedDocuments, Vectors):
     Attributes:
         run: Folder of a finished run's store, or of several stores of one model.
 
-            Also an `AuditRun`.
+            In Python, also an `AuditRun`.
         seed: Seed of all random draws.
     """
 
@@ -116,14 +117,16 @@ class Calibrating(SlicedDocuments, Vectors):
 
 @dataclass(frozen=True)
 class Predicting(SlicedDocuments):
-    """Arguments of :func:`lmeval_dispersion.predict`.
+    """Arguments of :func:`lmeval_dispersion.auditing.calibrating.prediction.predict`.
 
     Attributes:
-        calibrator: Estimate the accuracy without labels, by the calibrator in this file, which -o
-            wrote.
+        calibrator: Calibrator file, as `dispersion calibrate RUN -o FILE` writes it; accuracies are
+            then estimated without labels.
 
-            In Python, also the result of :func:`lmeval_dispersion.calibrate` or its calibrator.
+            In Python, also the result of :func:`lmeval_dispersion.calibrate` or its ``calibrator``.
         run: Folder of a finished run's store, or of several stores of one model.
+
+            In Python, also an `AuditRun`.
     """
 
     calibrator: Annotated[Calibration | Calibrator | str | Path, Option("FILE", ("--from",))]

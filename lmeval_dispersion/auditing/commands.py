@@ -34,8 +34,8 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 def run_audit(args: argparse.Namespace) -> int:
     """Run ``dispersion audit`` and return its exit status.
 
-    It is 3 if the run has vectors and a part of the report other than confidence could not be
-    computed, else 0.
+    It is 3 if the run has vectors and a part of the report, other than that on confidence, could
+    not be computed; else 0. With ``--worst`` it is 0.
     """
     from lmeval_dispersion.auditing.ranking import rank
     from lmeval_dispersion.auditing.report import audit
@@ -52,7 +52,7 @@ def run_audit(args: argparse.Namespace) -> int:
     if args.worst is not None:
         if args.slice or args.metrics == "all":
             raise UsageError(
-                "`--slice` and `--metrics` have no effect on the order of `--worst`; leave them out"
+                "`--slice` and `--metrics` have no effect with `--worst`; leave them out"
             )
         output.write(rank(run, worst=args.worst).document())
         return 0
@@ -80,7 +80,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         file="JSON file to write the calibrator to; with --from, file to write the report to "
         "(default: only print the report)",
-        form="table; with --from, as the suffix of --output says",
+        form="with --from, by the suffix of --output; else table",
     )
     add_examples(
         parser,
@@ -96,9 +96,9 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 def run_calibrate(args: argparse.Namespace) -> int:
     """Run ``dispersion calibrate`` and return its exit status.
 
-    It is 0 after a fit, even if the calibrator does not beat the labelled accuracy alone. With
-    ``--from`` it is 0 if all slices have an estimate, 3 if some have none, and 1 if no slice has
-    one.
+    It is 0 after a fit, even if the estimates are no better than the accuracy of the labelled
+    documents. With ``--from`` it is 0 if all slices have an estimate, 3 if some have none, and 1 if
+    no slice has one.
     """
     from lmeval_dispersion.auditing.calibrating.calibration import calibrate
 

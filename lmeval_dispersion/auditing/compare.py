@@ -121,7 +121,7 @@ class Difference:
         accuracy_high: Upper end of that interval.
         gained: Number of documents that only this run answers right; None without scores, if a
             score is neither 0 nor 1, or if documents have different weights.
-        lost: Number of documents that only the baseline answers right; None as ``gained``.
+        lost: Number of documents that only the baseline answers right; None if ``gained`` is None.
         accuracy_p: p-value of ``accuracy_difference``: by McNemar's exact test, or by a paired
             t-test if ``gained`` is None.
         not_finite: Number of documents with a log-probability or score that is not finite, in at
@@ -136,8 +136,8 @@ class Difference:
         probability_difference: Difference of the mean probabilities.
         probability_se: Paired standard error of ``probability_difference``.
         probability_p: p-value of ``probability_difference`` by a paired t-test.
-        dispersion: Mean cosine distance of this run's vectors.
-        dispersion_baseline: Mean cosine distance of the baseline's vectors.
+        dispersion: Mean cosine distance over all pairs of the documents' vectors in this run.
+        dispersion_baseline: The same for the baseline's vectors.
         dispersion_difference: Difference of the dispersions.
         dispersion_low: Lower end of the 95 % interval of ``dispersion_difference``.
         dispersion_high: Upper end of that interval.
@@ -204,10 +204,11 @@ class Difference:
         return Interval(*(getattr(self, end) for end in ends))
 
     def side(self, name: str) -> int:
-        """Return 1 if accuracy or dispersion (``name``) is clearly higher, -1 if lower, else 0.
+        """Return 1 if this run is clearly higher than the baseline, -1 if clearly lower, else 0.
 
-        Clearly means that the 95 % interval of the difference excludes 0. For accuracy, the
-        result is 0 as well if ``changes`` is true.
+        ``name`` is what is compared, ``accuracy`` or ``dispersion``. Clearly means that the 95 %
+        interval of the difference excludes 0. For accuracy, the result is 0 as well if ``changes``
+        is true.
         """
         if self.changes and name == "accuracy":
             return 0
@@ -241,7 +242,10 @@ class Compared:
 
     @property
     def sliced(self) -> bool:
-        """Whether the slices differ from the tasks, by name; True if ``tasks`` is empty."""
+        """Whether the slices are other parts than the tasks, judged by their names.
+
+        True if ``tasks`` is empty.
+        """
         tasks = {row.slice for row in self.tasks[1:]}
         return not tasks or {row.slice for row in self.slices[1:]} != tasks
 
@@ -264,8 +268,8 @@ class Comparison(RunReport):
             such as equal log-probabilities of all choices.
         cautions: Sentence that the intervals are too short because documents repeat; else empty.
         notes: Sentences on other differences between the runs.
-        filters: Sentences on lm-eval filters whose scores differ by more than chance from the
-            filter that is compared.
+        filters: Sentences on lm-eval filters whose scores differ by more than chance from those of
+            the filter that is compared.
     """
 
     template = "comparison.jinja"
@@ -289,10 +293,11 @@ class Comparison(RunReport):
         return short_names([self.baseline, *(other.run for other in self.others)])
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """Return the rows of CSV: those of each run but the first.
+        """Return the rows of CSV, for each run but the first.
 
-        They are all documents, each slice, the mean over tasks and each task; tasks that are the
-        slices appear once. A row has the run's name as ``run``, and the fields of `Difference`.
+        A run has a row for all documents, each slice, the mean over tasks and each task. If the
+        slices are the tasks, these appear once. A row has the run's name as ``run``, and the fields
+        of `Difference`.
         """
         rows = list[Mapping[str, Any]]()
         for other in self.others:
@@ -313,12 +318,14 @@ class Comparison(RunReport):
             whole, *parts = other.slices
             if other.tasks:
                 mean, *tasks = other.tasks
-                caption = f"Mean over tasks, all documents, then each of the {len(tasks)} tasks"
+                caption = (
+                    f"Rows: mean over tasks, all documents, then each of the {len(tasks)} tasks"
+                )
                 tables[f"tasks-{i}"] = _table([mean, whole, *tasks], caption, "Task")
             if other.sliced:
                 caption = "All documents"
                 if parts:
-                    caption = f"All documents, then {count(len(parts), 'slice')} by {self.by}"
+                    caption = f"Rows: all documents, then {count(len(parts), 'slice')} by {self.by}"
                 tables[f"run-{i}"] = _table(other.slices, caption, self.by.capitalize())
         return tables
 
@@ -491,7 +498,7 @@ def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
     several = "tasks" if by == "task" else f"slices by {by}"
     clear = sorted(holm(p), key=lambda i: p[i])
     if not clear:
-        yield f"Accuracy differs clearly in no {one}, corrected for testing all {len(p)}."
+        yield f"Accuracy differs clearly in no {one}, after correction for testing all {len(p)}."
         return
     changes = [
         f"{parts[i].slice} ({_change(parts[i], parts[i].accuracy_difference, ' points')})"
@@ -499,7 +506,7 @@ def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
     ]
     more = f" and {len(clear) - 3} more" if len(clear) > 3 else ""
     yield (
-        f"Accuracy differs clearly in {', '.join(changes)}{more}, corrected for testing all "
+        f"Accuracy differs clearly in {', '.join(changes)}{more}, after correction for testing all "
         f"{len(p)} {several}."
     )
 
@@ -553,8 +560,9 @@ def compare(asked: Comparing) -> Comparison:
     Undefined numbers are NaN. If a ``metric`` is given, scores may lie outside [0, 1].
 
     Raises:
-        UsageError: Fewer than two runs, runs together with ``demo``, no such column, a ``metric``
-            for a store, or tasks that the runs judge by different metrics.
+        UsageError: There are fewer than two runs, or runs together with ``demo``; ``slice`` names
+            no column; a ``metric`` is given for a store; or the runs judge a task by different
+            metrics.
         StoreError: A store cannot be read or has no such layer, or scores are outside [0, 1].
         HarnessError: Samples or logs cannot be read.
         MixedStoresError: The runs share no document, have different prompts, or have different
@@ -655,9 +663,14 @@ class _Shared(NamedTuple):
         logprobs = run.documents["logprobs"].iloc[rows].tolist()
         nothing = ""
         if run.logged.tied:
-            nothing = f"the log-probabilities of {run.store.model} are all the same"
+            nothing = (
+                f"{run.store.model} gave all choices the same log-probability in most documents"
+            )
         if not answers.finite.any():
-            nothing = f"no answer of {run.store.model} is finite"
+            nothing = (
+                f"every answer of {run.store.model} has a log-probability or score that is not "
+                "finite"
+            )
         return cls(run, rows, answers, Fingerprints.of(logprobs, answers.score), nothing)
 
     @property
@@ -815,8 +828,8 @@ def probabilities(x: Array, y: Array, finite: Flags | None = None) -> dict[str, 
 
     ``finite`` (n,) says which documents have finite log-probabilities in both runs; None for all.
     Returns the fields of :class:`Difference` on probability, by name. Empty if fewer than five
-    documents have a probability in both runs, or if the verdict changes once the other documents
-    count as a probability of 0.
+    documents have a probability in both runs, or if the verdict changes when unknown probabilities
+    of documents that are not finite count as 0.
     """
     known = ~np.isnan(x) & ~np.isnan(y)
     if known.sum() < FEWEST:
@@ -872,7 +885,7 @@ def _notes(runs: Sequence[AuditRun], tasks: set[str]) -> Iterator[str]:
     widths = sorted({run.centred.rows.shape[1] for run in runs if run.centred})
     if len(widths) > 1:
         yield (
-            f"The models have different widths ({', '.join(map(str, widths))}); compare "
+            f"The models' vectors have different widths ({', '.join(map(str, widths))}); compare "
             "dispersions only between sibling models of the same size."
         )
     if any(run.documents["truncated"].eq(True).any() for run in runs):

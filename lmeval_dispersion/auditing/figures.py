@@ -47,14 +47,16 @@ def interval_text(interval: Interval, spec: str, level: str = "95 % ") -> str:
 
 
 class Claim(NamedTuple):
-    """The four wordings of a claim about a number over all documents, and inside their parts.
+    """The wordings of a claim about an effect over all documents, for each of four findings.
 
     Attributes:
-        nothing: There is no clear effect over all documents.
-        holds: There is an effect over all documents; inside the parts (subjects or tasks) the same,
-            the reverse, or nothing known.
-        between: The effect over all documents lies between the parts, not inside them.
-        unclear: There is an effect over all documents, but it is not clear inside the parts.
+        nothing: Wording if the effect over all documents is not clear.
+        holds: Wording if the effect over all documents is clear, and that inside the parts
+            (subjects or tasks) is clear too, even if reversed, or not known.
+        between: Wording if the effect over all documents is clear, and that inside the parts is not
+            clear and clearly differs from it: the effect lies between the parts.
+        unclear: Wording if the effect over all documents is clear, and that inside the parts is
+            undecided.
     """
 
     nothing: str
@@ -128,7 +130,7 @@ def both_ends(rows: int) -> list[int]:
 
 
 def lines(rows: Sequence[Mapping[str, Any]], x: Spec, y: Spec, *, bars: bool = False) -> Spec:
-    """Return the Vega-Lite specification of a line chart, with one line for each ``series``.
+    """Return the Vega-Lite specification of a line chart, with a line for each ``series`` of rows.
 
     Each line has a colour and a dash pattern of its own. ``x`` and ``y`` are the encodings of the
     axes; ``bars`` adds error bars from each row's ``low`` to ``high``.

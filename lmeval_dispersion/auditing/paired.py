@@ -55,7 +55,8 @@ class PairedScores:
             is None.
         gained: Number of documents that only the second model answers right; None if a score is
             neither 0 nor 1, or if documents have different weights.
-        lost: Number of documents that only the first model answers right; None as ``gained``.
+        lost: Number of documents that only the first model answers right; None if ``gained`` is
+            None.
         metric: The metric that was compared, such as ``acc``.
         left_out: For the first and the second run, the number of its documents that the other run
             does not have with the same target and prompt.
@@ -135,7 +136,8 @@ class SharedAnswers(NamedTuple):
 
     Attributes:
         score: Scores, shape (n,); NaN where a document has no score.
-        finite: Whether each answer is finite, shape (n,).
+        finite: Whether each answer is finite, shape (n,): its log-probabilities, and for samples
+            and logs also its score.
         lower_is_better: Whether lower scores are better, according to lm-eval's results.
     """
 
@@ -149,7 +151,7 @@ class SharedAnswers(NamedTuple):
         return cls(run.score[rows], run.finite[rows], run.lower_is_better)
 
     def at(self, rows: Rows) -> SharedAnswers:
-        """Return the answers to some of the n documents, those at the positions ``rows``."""
+        """Return the answers to the documents at the positions ``rows``, from 0 to n - 1."""
         return SharedAnswers(self.score[rows], self.finite[rows], self.lower_is_better)
 
 
@@ -193,7 +195,7 @@ class TaskMean:
 
 @dataclass(frozen=True)
 class PairVerdict:
-    """Two runs compared by lm-eval's scores, and again with documents that are not finite as wrong.
+    """Two runs compared by lm-eval's scores, and again with answers that are not finite as wrong.
 
     Attributes:
         logged: The comparison by lm-eval's scores.
@@ -209,7 +211,7 @@ class PairVerdict:
 
     @property
     def changes(self) -> bool:
-        """Whether the verdict depends on how the documents of ``not_finite`` are counted."""
+        """Whether the two comparisons disagree on which run is clearly better, if any."""
         return self.as_wrong is not None and self.as_wrong.side != self.logged.side
 
     @property
@@ -270,7 +272,7 @@ class Best:
     def sentence(self) -> str:
         """Return a sentence that names the runs that are not shown to be worse than the best."""
         details = [self.over] if self.over else []
-        details.append(f"{count(self.pairs, 'pair')}, Holm at 5 %")
+        details.append(f"{count(self.pairs, 'pair')} tested with Holm's correction at 5 %")
         if self.left_out:
             details.append(f"without {listed(self.left_out)}")
         test = "; ".join(details)
@@ -363,8 +365,8 @@ def compare_samples(
     scores = scores[np.isfinite(scores)]
     if scores.min() < 0 or scores.max() > 1:
         raise UsageError(
-            f"expected scores from 0 to 1, got {name} from {scores.min():g} to {scores.max():g}; name "
-            "a metric with such scores",
+            f"expected scores from 0 to 1, got {name} scores from {scores.min():g} to "
+            f"{scores.max():g}; name another metric",
             argument="metric",
         )
     return replace(
@@ -404,9 +406,9 @@ def _paired(
     ids = a.keys() & b.keys()
     if not shared and ids:
         raise MixedStoresError(
-            f"{first} and {second} have different documents or targets under the same "
-            f"{count(len(ids), 'id')} (such as {min(ids)}); compare runs on the same version of "
-            "the data"
+            f"{first} and {second} differ in the documents or targets of "
+            f"{count(len(ids), 'shared id')} (such as {min(ids)}); compare runs on the same "
+            "version of the data"
         )
     if not shared:
         raise MixedStoresError(

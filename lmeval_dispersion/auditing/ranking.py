@@ -99,7 +99,7 @@ class RankedDocument:
 
 
 def ranked_documents(run: AuditRun) -> list[RankedDocument]:
-    """Return every document with its rank, the lowest contribution first.
+    """Return every document with its rank, the lowest contribution first (see `RankedDocument`).
 
     Raises:
         UsageError: The run has no vectors.
@@ -126,26 +126,27 @@ class Signal:
     Attributes:
         signal: Name of the signal.
         documents: Number of labelled documents for which the signal is known.
-        auroc: Probability that a wrong document ranks below a right one.
+        auroc: Probability that a document answered wrong ranks below one answered right.
         auroc_se: DeLong's standard error of ``auroc``.
         auroc_low: Lower end of the 95 % interval of ``auroc``, made on the logit scale.
         auroc_high: Upper end of that interval.
         reliable: Whether at least 20 documents are right and 20 wrong; with fewer, ``auroc_se`` is
             too small.
-        inside: AUROC over pairs of documents of the same subject or task, see :attr:`Ranking.by`.
+        inside: AUROC over pairs of documents of the same subject or task (see :attr:`Ranking.by`);
+            None if there are no such pairs.
         inside_low: Lower end of the 95 % interval of ``inside``.
         inside_high: Upper end of that interval.
         inside_pairs: Number of pairs that count for ``inside``.
-        errors_5: Share of all wrong answers among the 5 % of documents with the lowest signal.
+        errors_5: Share of all wrong answers that the 5 % of documents with the lowest signal hold.
         errors_10: The same for the lowest 10 %.
         errors_20: The same for the lowest 20 %.
         errors_50: The same for the lowest 50 %.
         deciles: Accuracy in each tenth of the documents, the lowest signal first.
-        missing: Why there are no figures (which are then None or NaN); else None.
+        missing: Why ``auroc`` and the figures after it were not computed; None if they were.
     """
 
     signal: Annotated[
-        str, Col("Signal", hint="The sign is set so that a low value means probably wrong.")
+        str, Col("Signal", hint="A low value means that the answer is probably wrong.")
     ]
     documents: int
     auroc: Annotated[
@@ -153,12 +154,18 @@ class Signal:
         Col(
             "AUROC",
             ".3f",
-            hint="Probability that a wrong document ranks below a right one; 0.5 by chance.",
+            hint="Probability that a wrong answer ranks below a right one; 0.5 by chance.",
         ),
     ] = None
     auroc_se: float = math.nan
     auroc_low: Annotated[
-        float | None, Col("95 % from", ".3f", hint="DeLong's interval, on the logit scale.", drop=1)
+        float | None,
+        Col(
+            "95 % from",
+            ".3f",
+            hint="95 % interval of the AUROC (DeLong), made on the logit scale.",
+            drop=1,
+        ),
     ] = None
     auroc_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
     reliable: bool = False
@@ -180,7 +187,9 @@ class Signal:
 
 @dataclass(frozen=True)
 class BestOther:
-    """The signal with the highest reliable AUROC, not counting the contribution.
+    """The best signal (see `Signal`) other than the contribution: that with the highest AUROC.
+
+    Only signals that are known for at least 20 right and 20 wrong documents are compared.
 
     Attributes:
         signal: Name of the signal.
@@ -203,12 +212,12 @@ class Ranking:
     Attributes:
         documents: Number of labelled documents.
         wrong: Number of documents that were answered wrong.
-        cautions: Sentences on why right and wrong answers support no conclusion; empty if they
-            support one.
+        cautions: Sentences on why the answers allow no conclusion, for example because they are no
+            better than guessing; empty if they allow one.
         by: ``subject`` or ``task`` if signals are also judged inside each subject or task; else
             None.
         signals: The figures of each signal, the contribution first.
-        best_other: The best signal other than the contribution.
+        best_other: The best signal other than the contribution; `Missing` if none is reliable.
     """
 
     documents: int
@@ -227,8 +236,8 @@ class Ranking:
     def charts(self) -> dict[str, Chart]:
         """Return the chart ``deciles``: accuracy in each tenth of the documents, by signal.
 
-        It shows the contribution and the three best other signals. There is no chart if the
-        contribution has no AUROC.
+        It shows the contribution and the three best other signals (see `Signal`). There is no chart
+        if the contribution has no AUROC.
         """
         ours, *others = self.signals
         if ours.missing:
@@ -255,7 +264,7 @@ class Ranking:
 
 
 def signals(run: AuditRun) -> dict[str, Array]:
-    """Return the run's signals by name, shape (n,) each.
+    """Return the run's signals (see `Signal`) by name, shape (n,) each.
 
     A low value means "probably wrong"; NaN where a document's value is not known. Signals that are
     not known for any document are left out.
@@ -274,7 +283,7 @@ def signals(run: AuditRun) -> dict[str, Array]:
 
 
 def ranking_report(run: AuditRun) -> Ranking:
-    """Judge how well a run's signals find its wrong answers.
+    """Judge how well a run's signals (see `Signal`) find its wrong answers.
 
     Raises:
         UsageError: The run has no vectors, or not both right and wrong answers.
@@ -307,7 +316,9 @@ def _signal(name: str, values: Array, run: AuditRun, parts: list[Slice]) -> Sign
     right = run.right[known]
     n = len(known)
     if right.all() or not right.any():
-        return Signal(name, n, missing="its documents are all right or all wrong")
+        return Signal(
+            name, n, missing="the documents for which it is known are all right or all wrong"
+        )
     if np.ptp(signal) == 0:
         return Signal(name, n, missing="it is the same for all documents")
     area = auroc(signal, right)
@@ -349,7 +360,7 @@ def _inside(values: Array, parts: list[Slice], run: AuditRun) -> dict[str, Any]:
 def _best_other(table: Sequence[Signal]) -> BestOther | Missing:
     rivals = [row for row in table[1:] if row.reliable]
     if not rivals:
-        return Missing(f"no other signal has {FEWEST} right and {FEWEST} wrong documents")
+        return Missing(f"no other signal is known for {FEWEST} right and {FEWEST} wrong documents")
     best = max(rivals, key=lambda row: row.auroc or 0.0)
     value = best.auroc or 0.0
     # Where it is 1, the bound is that of 20 documents, the fewest that a reliable row has.
@@ -360,7 +371,8 @@ def _best_other(table: Sequence[Signal]) -> BestOther | Missing:
 def ranking_sentence(ranking: Ranking | Missing) -> str:
     """Return sentences on whether a low contribution points to wrong answers.
 
-    They say so over all documents and, if known, inside subjects or tasks.
+    A document's contribution is its mean cosine distance to all other documents. It is tested over
+    all documents and, if possible, inside subjects or tasks.
     """
     if isinstance(ranking, Missing):
         reason = ranking.missing
@@ -393,9 +405,10 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
 
 
 def errors_sentence(ranking: Ranking | Missing) -> str:
-    """Return a sentence on the errors in the lowest tenth of documents, and the best other signal.
+    """Return a sentence on the share of wrong answers that documents of low contribution hold.
 
-    It is empty if the contribution is not judged.
+    These documents are the tenth with the lowest contribution (see `RankedDocument`). The sentence
+    may also name the best other signal. It is "" if the contribution is not judged.
     """
     if isinstance(ranking, Missing) or ranking.cautions or ranking.signals[0].missing:
         return ""
@@ -472,7 +485,7 @@ class HardTail:
             replace(row, text=shortened(row.text or f"document {row.doc_id}", 160))
             for row in self.typical
         ]
-        caption = "Clusters of the hard tail, largest first"
+        caption = "Clusters of the documents of lowest contribution, largest first"
         return {
             "clusters": Table.of(self.clusters, caption, name="clusters"),
             "typical": Table.of(typical, "Most typical texts of each cluster", name="typical"),
@@ -480,7 +493,9 @@ class HardTail:
 
 
 def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
-    """Cluster the tenth of documents (2,000 at most) with the lowest contribution.
+    """Cluster the tenth of documents (at most 2,000) with the lowest contribution.
+
+    A document's contribution is its mean cosine distance to all other documents.
 
     Raises:
         UsageError: The run has no vectors.
@@ -568,7 +583,7 @@ class Worst(RunReport):
         lowest = [
             replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]
         ]
-        caption = f"The {len(lowest)} documents of lowest contribution of {len(self.documents)}"
+        caption = f"{len(lowest)} of {len(self.documents)} documents, the lowest contribution first"
         return {
             "documents": Table.of(lowest, caption, name="documents"),
             **self.ranking.tables(),
@@ -602,8 +617,8 @@ def rank(asked: RankArguments) -> Worst:
     Raises:
         TooFewVectorsError: The run has one document.
         StoreError: The store cannot be read, or has no such layer.
-        UsageError: The run has no vectors; neither a run nor ``demo`` is given, or both; or
-            ``worst`` is below 1.
+        UsageError: The run has no vectors; neither a run nor ``demo`` is given, or both; a
+            ``metric`` is given for a store; or ``worst`` is below 1.
         HarnessError: Samples or logs cannot be read.
     """
     count = COUNT if asked.worst is None else asked.worst

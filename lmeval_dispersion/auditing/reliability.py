@@ -112,7 +112,7 @@ def reliability(run: AuditRun, *, seed: int = 0) -> Reliability:
     if len(rows) < FEWEST:
         raise UsageError(
             f"judging confidence needs {FEWEST} or more labelled documents with choices and finite "
-            f"log-probabilities, got {len(rows)}"
+            f"log-probabilities, got {len(rows)}; use a run with more multiple-choice questions"
         )
     confidence = run.confidence[rows]
     right = run.right[rows].astype(float)
@@ -161,8 +161,8 @@ def reliability_sentence(judged: Reliability) -> str:
     if judged.changes:
         return (
             f"The model's confidence is not judged: {judged.not_finite:,} of "
-            f"{judged.documents + judged.not_finite:,} documents have no finite log-probabilities, "
-            "and counting these as wrong would change the verdict."
+            f"{judged.documents + judged.not_finite:,} documents have log-probabilities that are "
+            "not finite, and counting these as wrong would change the verdict."
         )
     answers = "the finite answers" if judged.not_finite else "answers"
     figure = Interval(100 * judged.gap, 100 * judged.gap_low, 100 * judged.gap_high)

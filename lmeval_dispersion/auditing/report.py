@@ -77,14 +77,16 @@ class Audit(RunReport):
         slices: Column -> the figures of its slices, the least dispersed slice, and the correlation
             of dispersion with accuracy over the slices.
         reliability: Whether the model's confidence matches its accuracy.
-        mixtures: Dispersion of mixtures, documents drawn with a set share of right answers.
+        mixtures: Dispersion of mixtures, which are documents drawn with a set share of right
+            answers.
         calibration: Whether dispersion estimates the accuracy of held-out slices.
-        paper_protocol: The same question, tested as in the paper, on mixtures.
+        paper_protocol: Whether dispersion learnt from mixtures estimates accuracy, tested as in the
+            RD paper (see :class:`PaperProtocol`).
         ranking: Whether documents of low contribution (mean cosine distance to all other documents)
             tend to be answered wrong.
         hard_tail: Clusters of the tenth of documents with the lowest contribution.
-        filters: Sentences on lm-eval filters whose scores differ by more than chance from the
-            filter that is audited.
+        filters: Sentences on lm-eval filters whose scores differ by more than chance from those of
+            the filter that is audited.
     """
 
     template = "audit.jinja"
@@ -108,7 +110,7 @@ class Audit(RunReport):
 
     @property
     def cautions(self) -> Sequence[str]:
-        """Sentences on why right and wrong answers support no conclusion; else empty."""
+        """Sentences on why the answers allow no conclusion; empty if they allow one."""
         return self.answers.cautions
 
     def has(self, part: str) -> bool:
@@ -119,8 +121,8 @@ class Audit(RunReport):
     def left_out(self) -> list[str]:
         """Names of the parts that were left out on purpose.
 
-        They are left out of a ``short`` report, or because right and wrong answers support no
-        conclusion. A report with ``details`` that is not ``short`` has all parts.
+        A ``short`` report leaves out ``paper_protocol`` and ``hard_tail``. If the answers allow no
+        conclusion, a report without ``details`` leaves out the parts in :data:`JUDGED`.
         """
         return [name for name, part in vars(self).items() if part == _LEFT_OUT]
 
@@ -156,11 +158,11 @@ class Audit(RunReport):
         return rows
 
     def tables(self) -> dict[str, Table]:
-        """Return the report's tables by name.
+        """Return the report's tables by name, without those of parts that were not computed.
 
-        ``slices-COLUMN`` for each column (``slices-slice`` if the run cannot be sliced),
+        They are ``slices-COLUMN`` for each column (``slices-slice`` if the run cannot be sliced),
         ``reliability``, ``mixtures``, ``signals``, ``clusters``, ``typical``, ``paper`` and
-        ``calibration``; those of parts that were not computed are left out.
+        ``calibration``.
         """
         tables = dict[str, Table]()
         for name, table in self.slices.items():
@@ -178,9 +180,9 @@ class Audit(RunReport):
     def charts(self) -> dict[str, Chart]:
         """Return the report's charts by name.
 
-        ``slices`` (of the first column alone), ``reliability``, ``mixtures``, ``points`` (of the
-        calibration) and ``deciles`` (of the ranking). Parts that were not computed have no chart,
-        and some others have none either: see the part's own ``charts``.
+        They are ``slices`` (of the first column alone), ``reliability``, ``mixtures``, ``points``
+        (of the calibration) and ``deciles`` (of the ranking). Parts that were not computed have no
+        chart, nor do parts whose own ``charts`` is empty.
         """
         charts: dict[str, Chart] = {}
         for name, table in list(self.slices.items())[:1]:

@@ -121,7 +121,7 @@ class RunFacts(TypedDict):
 class AuditRun:
     """A finished run: its documents, and their vectors in the same order.
 
-    Documents of a store whose vector is zero or not finite are left out. lm-eval's samples and
+    A store's documents are left out if their vector is zero or not finite. lm-eval's samples and
     Inspect's logs have no vectors; :attr:`vectors` then raises UsageError.
 
     Attributes:
@@ -133,7 +133,7 @@ class AuditRun:
         finite: Whether each document's answer is finite, shape (n,): its log-probabilities, and
             for samples and logs also its score.
         without_direction: Number of documents left out because their vector is zero or not finite.
-        centred: The centred unit vectors; None for samples and logs.
+        centred: The centred unit vectors; None without vectors.
         notes: Sentences on documents that were left out or are counted in a special way.
     """
 
@@ -180,7 +180,7 @@ class AuditRun:
 
     @classmethod
     def of(cls, store: Store, layer: str | None = None, *, any_range: bool = False) -> AuditRun:
-        """Return the run in a store, with the vectors of one layer (default: the store's own).
+        """Return the run in a store, with the vectors of ``layer`` or of the store's default layer.
 
         Raises:
             StoreError: The store has no such layer, no usable vector of it, or, unless
@@ -210,9 +210,12 @@ class AuditRun:
         score = np.where(np.isinf(score), np.nan, score)
         outside = int(((score < 0) | (score > 1)).sum())
         if outside and not any_range:
+            step = "rescale all scores to [0, 1]"
+            if not store.layers:
+                step = "name another metric with `--metric`"
             raise StoreError(
                 f"expected scores in [0, 1] in the column `correct` of {store.path}, got {outside} "
-                f"{'score' if outside == 1 else 'scores'} outside; rescale all scores to [0, 1]"
+                f"{'score' if outside == 1 else 'scores'} outside; {step}"
             )
         finite = finite_answer(documents["logprobs"].tolist())
         if not store.layers:  # a log; elsewhere a document without a score has no label
@@ -222,7 +225,7 @@ class AuditRun:
         return run
 
     def at(self, rows: Rows) -> AuditRun:
-        """Return the run with only the documents ``rows``, whose vectors have a mean of 0 again."""
+        """Return the run cut to the documents ``rows``; their vectors are centred anew."""
         return replace(
             self,
             documents=self.documents.iloc[rows].reset_index(drop=True),
@@ -233,7 +236,7 @@ class AuditRun:
 
     @cached_property
     def confidence(self) -> Array:
-        """Probability of each document's likeliest choice, shape (n,); NaN without choices."""
+        """Probability of each document's likeliest choice, shape (n,); see :func:`confidences`."""
         return confidences(self.documents["logprobs"].tolist())
 
     @cached_property
@@ -266,7 +269,7 @@ class AuditRun:
 
     @property
     def judged(self) -> AuditRun:
-        """This run with the labels of finite answers only, as calibrators are fitted to it."""
+        """This run without the labels of answers that are not finite, as calibrators need it."""
         if self.finite.all():
             return self
         return labels_of(self, np.flatnonzero(self.finite & ~np.isnan(self.score)))
@@ -352,8 +355,9 @@ def read_run(
     """Read a run from its folder or file; an `AuditRun` is returned unchanged.
 
     Args:
-        run: Folder of a store, lm-eval's samples, or Inspect's logs; None with ``demo``.
-        layer: Layer of the vectors; by default the store's own.
+        run: Folder of a store, or folder or file of lm-eval's samples or Inspect's logs; None with
+            ``demo``.
+        layer: Layer of the vectors; by default the one that the store names.
         metric: ``METRIC`` or ``FILTER/METRIC`` by which samples or logs are scored.
         demo: Read the bundled run.
         any_range: Allow scores outside [0, 1] in samples and logs.
@@ -479,7 +483,7 @@ def confidences(logprobs: Sequence[Sequence[float]]) -> Array:
 
 @dataclass(frozen=True)
 class Answers:
-    """The model's answers to documents with choices, compared with guessing.
+    """A model's answers: its accuracy against guessing, its most frequent answer, and doubts.
 
     Attributes:
         with_choices: Number of labelled documents with two or more choices.
@@ -499,11 +503,11 @@ class Answers:
             document.
         not_finite: Number of documents whose log-probabilities or score are not finite.
         accuracy_as_wrong: The mean score with the documents of ``not_finite`` counted as wrong; NaN
-            if there are none.
-        cautions: Sentences on why right and wrong answers support no conclusion; empty if they
-            support one.
-        warnings: Sentences on the documents of ``not_finite``, and on doubts about single tasks,
-            that do not rule out a conclusion.
+            if there are none, or no scores.
+        cautions: Sentences on why the answers allow no conclusion, for example because they are no
+            better than guessing; empty if they allow one.
+        warnings: Sentences on doubts that do not rule out a conclusion: about the documents of
+            ``not_finite``, and about single tasks.
     """
 
     with_choices: int
@@ -524,7 +528,7 @@ class Answers:
 
 
 def answers_of(run: AuditRun) -> Answers:
-    """Compare a run's answers with guessing, and find reasons why they support no conclusion."""
+    """Compare a run's answers with guessing, and find reasons why they allow no conclusion."""
     known = run.labelled[run.choices[run.labelled] >= 2]
     accuracy = math.nan
     chance = math.nan
@@ -574,10 +578,10 @@ def _sentence(clause: str) -> str:
 
 
 def repeated_documents(run: AuditRun, rows: Rows) -> int:
-    """Return how many of the documents ``rows`` repeat an earlier one, target included.
+    """Return how many of the documents ``rows`` repeat an earlier one of them.
 
-    The prompt (or, if none is recorded, the text) has to be the same, and the vector nearly so if
-    the run has vectors.
+    The prompt (or, if no prompts are recorded, the text), the content and the target have to be the
+    same; if the run has vectors, these have to be nearly the same.
     """
     return len(_repeats(run, rows, _keys(run)))
 
@@ -592,7 +596,8 @@ def first_occurrences(run: AuditRun) -> Rows:
 def _keys(run: AuditRun) -> pd.Series[str]:
     """What documents that repeat have in common: the prompt's hash or the text, the content, the target.
 
-    Questions about several images share a text, and two answers may be right to one prompt in two documents.
+    Questions about several images share a text, and two answers may be right to one prompt in two
+    documents.
     """
     documents = run.documents
     prompts = documents["prompt_hash" if documents["prompt_hash"].notna().any() else "text"]
@@ -621,7 +626,7 @@ def _repeats(run: AuditRun, rows: Rows, keys: pd.Series[str]) -> Rows:
 
 
 def repeats_caution(repeated: int, documents: int) -> list[str]:
-    """Return the caution that intervals are too short because documents repeat others.
+    """Return a list with the caution that intervals are too short, as documents repeat others.
 
     The list is empty if fewer than 5 % of the documents repeat another document.
     """

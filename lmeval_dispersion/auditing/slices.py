@@ -76,7 +76,7 @@ _SHORT = {
 
 
 class Slice(NamedTuple):
-    """A slice of a run.
+    """A slice: a part of a run's documents, such as a subject or a band of prompt lengths.
 
     Attributes:
         name: Name of the slice.
@@ -136,6 +136,7 @@ def _dividing(run: AuditRun, columns: Sequence[str]) -> dict[str, list[Slice]]:
 def by_column(run: AuditRun, name: str) -> list[Slice]:
     """Slice a run by a column of its documents, or by ``length`` or ``confidence``.
 
+    Length is that of the prompt in tokens, and confidence the probability of the chosen answer.
     Each value makes a slice; a column with many different numbers is cut into bands.
 
     Raises:
@@ -256,9 +257,10 @@ class SliceRow:
 
 @dataclass(frozen=True)
 class SpectrumRow(SliceRow):
-    """A slice with four more figures: over how many directions its vectors spread.
+    """A slice with four measures of how many directions its vectors spread over.
 
-    They are those of :class:`~lmeval_dispersion.geometry.Spectrum`; NaN below three documents.
+    They are those of :class:`~lmeval_dispersion.geometry.Spectrum`, and NaN for a slice of fewer
+    than three documents.
 
     Attributes:
         rankme: RankMe, the exponential of the entropy of the singular values.
@@ -300,7 +302,8 @@ class Association:
         low: Lower end of the 95 % interval of ``spearman``; NaN below eight slices.
         high: Upper end of that interval; NaN below eight slices.
         slices: Number of slices.
-        inside_tasks: The correlation inside tasks; None unless two tasks have four slices or more.
+        inside_tasks: The correlation inside tasks; None unless at least two tasks have four slices
+            or more.
     """
 
     spearman: float
@@ -342,8 +345,8 @@ class SliceTable:
     Attributes:
         rows: The figures of each slice.
         least_dispersed: The least dispersed slice; `Missing` if no two slices can be compared.
-        association: The correlation of dispersion with accuracy over the slices; `Missing` if there
-            are too few.
+        association: The correlation of dispersion with accuracy over the slices; `Missing` if it
+            cannot be computed.
     """
 
     rows: Sequence[SliceRow | SpectrumRow]
@@ -354,7 +357,7 @@ class SliceTable:
 def slice_table(
     run: AuditRun, slices: list[Slice], raw: NDArray[np.float32] | None = None
 ) -> SliceTable:
-    """Compute the figures of the slices by one column, and their association with accuracy.
+    """Compute the figures of the slices by one column, and the findings of `SliceTable` on them.
 
     ``raw`` (n, d), the run's vectors before normalisation, adds the figures of `SpectrumRow`.
     """
@@ -418,8 +421,8 @@ def association(
     An interval needs eight slices. The result is `Missing` with fewer than four slices, or if all
     slices have the same dispersion or the same accuracy.
 
-    ``tasks`` has the task of each slice, None for a slice of several tasks. If two tasks have four
-    slices or more, the correlation inside tasks is added, with its permutation p-value.
+    ``tasks`` has the task of each slice, None for a slice of several tasks. If at least two tasks
+    have four slices or more, the correlation inside tasks is added, with its permutation p-value.
     """
     points = []
     of_task = dict[str | None, list[tuple[float, float]]]()
@@ -483,7 +486,7 @@ def known_mean(values: Array) -> float:
 
 
 def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow) -> Table:
-    """Return the table of the slices by the column ``name``, followed by all documents.
+    """Return the table of the slices by the column ``name``, with all documents as the last row.
 
     Bands and numbers are in ascending order. Other slices are sorted by dispersion, the lowest
     first; without vectors by accuracy.
@@ -600,6 +603,8 @@ def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
         apart = "which does not differ clearly from any other"
     elif least.not_clear:
         apart = f"which does not differ clearly from {least.not_clear} of the other {least.others}"
+    elif least.others == 1:
+        apart = "which differs clearly from the other one"
     else:
         apart = f"which differs clearly from all {least.others} others"
     return f"The least dispersed {name} is {least.slice} ({least.dispersion:.4f}), {apart}."
@@ -608,8 +613,8 @@ def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
 def slice_chart(name: str, table: SliceTable) -> dict[str, Chart]:
     """Return the chart ``slices``: accuracy against dispersion, one point for each slice.
 
-    There is no chart if a slice has no standard error of dispersion, or if accuracy does not
-    clearly rise or fall with dispersion.
+    Slices with fewer than three documents or without a label have no point. There is no chart
+    unless accuracy clearly rises or falls with dispersion (see :attr:`Association.side`).
     """
     rows = [row for row in table.rows if row.documents >= 3 and row.labelled >= 1]
     order = table.association

@@ -28,8 +28,8 @@ def cell(row: Row, column: Column) -> str:
 def shown(value: Any, spec: str = "") -> str:
     """Return a value as text.
 
-    None gives an empty text, NaN ``undefined``, a boolean ``yes`` or ``no``, a list its items with
-    commas.
+    None becomes "", NaN becomes ``undefined``, and a boolean becomes ``yes`` or ``no``. The items
+    of a list are separated by commas.
 
     Args:
         value: Any value; scalars of numpy and pandas are treated like Python's.
@@ -113,7 +113,9 @@ def more_of(table: Table) -> str:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Return short names for charts: as many last parts of the paths as the names need to differ.
+    """Shorten names that are paths, for charts.
+
+    Each keeps the same number of last parts: the smallest number with which the names still differ.
 
     >>> short_names(["org/a-7b", "ours/b-7b"]), short_names(["x/run/last", "y/run/last", "y/top"])
     (['a-7b', 'b-7b'], ['x/run/last', 'y/run/last', 'y/top'])
@@ -182,10 +184,10 @@ def public_fields(value: Any) -> dict[str, Any]:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON can hold it.
+    """Convert a value to one that JSON can hold.
 
-    Dataclasses become mappings of their public fields, tuples and sets lists, NaN and infinity
-    None.
+    Dataclasses become mappings of their public fields, and tuples and sets become lists. NaN,
+    infinity and missing values of pandas become None; other objects become text.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = public_fields(value)

@@ -118,10 +118,10 @@ class Report:
             return items[name]
         names = [_name(item) for item in items]
         if name not in names:
-            first = ", ".join(names[:5])
-            raise UnknownNameError(
-                f"expected a name such as {first}, got {name!r}{nearest(name, names)}"
-            )
+            expected = "no name, as this result is empty"
+            if names:
+                expected = f"a name such as {', '.join(names[:5])}"
+            raise UnknownNameError(f"expected {expected}, got {name!r}{nearest(name, names)}")
         return items[names.index(name)]
 
     def _items(self) -> Sequence[Any]:
@@ -147,7 +147,7 @@ class Report:
         return next((table.rows for table in self.tables().values()), ())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of the report's JSON: schema, answer, and the result's fields.
+        """Return the content of the report's JSON: schema, answer, and the result's public fields.
 
         NaN and infinity become None.
         """
@@ -155,7 +155,7 @@ class Report:
         return {"schema": self.schema, "answer": self.answer(), **content}
 
     def answer(self) -> list[str]:
-        """Return the report's answer, as the paragraphs of one or two sentences at its top."""
+        """Return the report's answer: the paragraphs at its top, of one or two sentences each."""
         return list(self.document().answer)
 
     def document(self) -> Document:

@@ -47,8 +47,10 @@ _SUFFIXES = {
 }
 
 
-def form_of(path: Path) -> str:
-    """Return the format that the suffix of a file names.
+def form_of(path: Path, step: str = "rename it", *, argument: str = "path") -> str:
+    """Return the output format for a file's suffix, such as ``html`` for ``.htm``.
+
+    ``step`` and ``argument`` are the next step and the argument that the error names.
 
     Raises:
         UsageError: The suffix is unknown.
@@ -56,9 +58,8 @@ def form_of(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
         raise UsageError(
-            f"expected one of the suffixes {', '.join(_SUFFIXES)}, got {path}; rename it, or "
-            "choose a format",
-            argument="output",
+            f"expected one of the suffixes {', '.join(_SUFFIXES)}, got {path}; {step}",
+            argument=argument,
         )
     return _SUFFIXES[suffix]
 
@@ -167,17 +168,21 @@ def json_text(document: Document) -> str:
 
 
 def json_lines(content: Any) -> str:
-    """Return plain values as indented JSON text, one value a line, ending in a newline."""
+    """Return plain values as indented JSON text, one value a line, ending in a newline.
+
+    Raises:
+        ValueError: A value is NaN or infinite.
+    """
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def csv_text(document: Document) -> str:
     """Return ``document.rows`` as CSV under one header, or the first table if there are none.
 
-    Missing keys, None and NaN are empty, booleans ``True`` or ``False``; a float has the shortest
-    form that reads back equal; the items of a list are separated by spaces. Lines end in a line
-    feed. A text that a spreadsheet would run as a formula gets an apostrophe before it (see
-    `cells.guarded`).
+    Missing keys, None and NaN become empty fields, and booleans ``True`` or ``False``. A float has
+    the shortest form that reads back equal; the items of a list are separated by spaces. Lines end
+    in a line feed. A text that a spreadsheet would run as a formula gets an apostrophe before it
+    (see `cells.guarded`).
     """
     import csv
 

@@ -62,10 +62,10 @@ def terminal_text(
 ) -> str:
     """Return the report as lines of at most ``width`` characters.
 
-    Charts and the command are left out; so are details, unless ``details`` is True. In a table that
-    is too wide, columns take their short headings and are then left out in the order of
-    ``Column.drop``. Numbers are never cut; lines are then longer. A hint is printed once, below the
-    first table that has it.
+    Charts and the command are left out, and so are the details and limits of a short report unless
+    ``details`` is True. In a table that is too wide, columns take their short headings and are then
+    left out in the order of ``Column.drop``. Numbers are never cut; if they do not fit, lines are
+    longer. A column's hint is printed once, below the first table that has it.
 
     Args:
         document: The report.
@@ -73,7 +73,7 @@ def terminal_text(
         colour: Whether to use escape sequences.
         encoding: The terminal's encoding; characters that it lacks are spelled out before tables
             are laid out.
-        details: Whether to show details and limits too.
+        details: Whether to show the details and limits of a short report too.
     """
     return _Writer(width, colour, encoding, details).text(document)
 

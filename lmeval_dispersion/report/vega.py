@@ -21,7 +21,7 @@ SAYS: Spec = {
 def numeric(
     field: str, title: str | None = None, *, axis: Spec | None = None, **scale: Any
 ) -> Spec:
-    """Return a quantitative channel for ``field``.
+    """Return a quantitative channel of Vega-Lite for ``field``.
 
     ``axis`` and ``scale`` are properties of Vega-Lite's axis and scale. Without ``scale`` the axis
     need not include zero.
@@ -38,7 +38,9 @@ def numeric(
 
 
 def name(field: str, order: Sequence[Any] | None = None, **more: Any) -> Spec:
-    """Return a nominal channel for ``field``, sorted by ``order`` or in the order of the rows.
+    """Return a nominal channel of Vega-Lite for ``field``, sorted by ``order``.
+
+    Without ``order``, values are in the order of the rows.
 
     ``more`` are further properties of the channel.
     """
@@ -124,7 +126,8 @@ def dots(
     """Return a chart with one dot per dataclass row, and a dashed vertical line at 0.
 
     ``rows`` are instances of one dataclass. The dot is at the field ``value``, on a bar between the
-    two fields ``bounds``; ``named`` is the field with the row's name.
+    two fields ``bounds``; ``named`` is the field with the row's name. ``title`` and ``axis`` are
+    those of the horizontal axis.
     """
     return {
         "data": {"values": json_value(rows)},

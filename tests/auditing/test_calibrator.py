@@ -105,7 +105,7 @@ def test_slices_that_are_not_like_the_labelled_ones_get_no_number(tmp_path, shif
     result = predict(fitted, run)
     assert result.shifted
     assert not result.exchangeable
-    assert all("unlike that of the labelled slices" in row.reason for row in result.slices[1:])
+    assert all("unlike those of the labelled slices" in row.reason for row in result.slices[1:])
     assert all(row.predicted is None for row in result.slices)
     assert result.answer()[0].startswith(
         "The accuracy of none of the 40 slices can be estimated: they differ"
@@ -121,7 +121,7 @@ def test_one_slice_outside_what_was_fitted_gets_no_number(law):
     run.vectors.squares[odd] *= 0.01**2
     found = predict(fitted, run, where="part == 'unlabelled'").slices
     row = next(row for row in found if row.slice == "slice 050")
-    assert row.reason.startswith("outside the fitted range: dispersion ")
+    assert row.reason.startswith("its dispersion of ")
     assert (row.predicted, row.low, row.high) == (None, None, None)
     assert found[0].slice.endswith("of 40 slices")
     assert found[0].reason is None

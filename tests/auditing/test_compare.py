@@ -223,7 +223,7 @@ def test_subjects_that_differ_are_named_only_where_they_do(tmp_path):
     found = compare([paths["a"], paths["b"]]).answer()
     assert found[1].startswith("Accuracy differs clearly in subject 3 (+")
     assert (
-        "in no slice by subject, corrected for testing all 6"
+        "in no slice by subject, after correction for testing all 6"
         in compare([paths["a"], paths["noise"]]).answer()[1]
     )
 

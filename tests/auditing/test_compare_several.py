@@ -156,7 +156,8 @@ def test_which_runs_are_not_shown_worse_than_the_best(
     assert {*found.best.not_worse} == {*named} - shown_worse
     (highest,) = found.best.highest
     assert f"{highest} (" in first
-    assert f"mean over 4 tasks; {len(shares) * (len(shares) - 1) // 2} pairs, Holm at 5 %" in first
+    pairs = len(shares) * (len(shares) - 1) // 2
+    assert f"mean over 4 tasks; {pairs} pairs tested with Holm's correction at 5 %" in first
     assert render(found.document(), "html").count("<h1") == 1
 
 
@@ -193,4 +194,4 @@ def test_a_run_without_answers_is_not_among_the_best(tmp_path: Path) -> None:
     paths.append(write_run(tmp_path / "zero", "org/zero", tied))
     first = compare(paths).answer()[0]
     assert first.startswith("All other runs are shown to be worse than the best: b (")
-    assert first.endswith("; 3 pairs, Holm at 5 %; without zero).")
+    assert first.endswith("; 3 pairs tested with Holm's correction at 5 %; without zero).")

@@ -181,6 +181,6 @@ def test_regressions_are_scikit_learns_and_take_falling_or_constant_data():
 def test_too_few_labels_are_one_sentence(tmp_path):
     with pytest.raises(
         UsageError,
-        match=r"part of 60 labelled documents has .* for only \d of at least 5 target accuracies",
+        match=r"of 60 labelled documents, .* with only \d accurac.* at least 5 .*; label more",
     ):
         paper_protocol(read_run(planted_store(tmp_path, n=60)))

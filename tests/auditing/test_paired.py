@@ -68,7 +68,7 @@ def test_other_scores_are_compared_as_if_two_more_documents_had_changed_from_end
     assert (found.gained, found.lost, found.metric) == (None, None, "none/f1")
     out = [samples(tmp_path / n, 100 * s, metric="f1") for n, s in (("a100", x), ("b100", y))]
     with pytest.raises(
-        UsageError, match=r"^metric: expected scores from 0 to 1, got none/f1 from "
+        UsageError, match=r"^metric: expected scores from 0 to 1, got none/f1 scores from "
     ):
         compare_samples(*out)
 
@@ -96,8 +96,8 @@ def test_a_named_filter_and_metric_judge(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"doc": {"q": "x"}}, "different documents or targets under the same 6 ids"),
-        ({"target": "2"}, "different documents or targets under the same 6 ids"),
+        ({"doc": {"q": "x"}}, "differ in the documents or targets of 6 shared ids"),
+        ({"target": "2"}, "differ in the documents or targets of 6 shared ids"),
         ({"doc_id": 1}, "another record of document 1"),
         ({"metrics": ["f1"], "f1": 1.0}, "got 'none/acc'"),
     ],

@@ -184,7 +184,7 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
         (["audit", "run", "--demo"], "leave out run or `--demo`"),
         (
             ["audit", "STORE", "--worst", "5", "--slice", "category"],
-            "have no effect on the order of `--worst`",
+            "have no effect with `--worst`",
         ),
         (["compare", "STORE", "STORE", "--layer", "layer.9"], "layer.9"),
         (["calibrate", "STORE", "--slice", "nothing"], "no column 'nothing'"),

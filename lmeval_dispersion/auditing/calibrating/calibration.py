@@ -58,8 +58,8 @@ class Estimator:
 
     The mean of k of a slice's n labels, drawn without replacement, has the variance v (1/k - 1/n),
     where v is the variance of the slice's scores (Cochran, Sampling Techniques, 1977, 2.6). The
-    estimator is worth k labels if its mean squared error equals the mean of that variance: k = mean
-    v / (mean squared error + mean v / n), as in Fu et al., arXiv 2305.14802.
+    estimator is worth k labels if its mean squared error equals this variance, averaged over the
+    slices: k = mean(v) / (mean squared error + mean(v / n)), as in Fu et al., arXiv 2305.14802.
 
     Attributes:
         estimator: Name of the estimator, as reports show it.
@@ -68,9 +68,9 @@ class Estimator:
         worth: The number of labels per slice, k above, whose mean would be as far off.
         worth_low: Lower end of the 95 % bootstrap interval (over slices) of ``worth``.
         worth_high: Upper end of that interval.
-        better: Whether the estimator beats the labelled accuracy alone: its squared error is lower,
-            by a one-sided paired Student test over slices at 5 %, and its mean absolute error is
-            lower.
+        better: Whether the estimator beats the labelled accuracy alone, that is, the mean score of
+            all other slices: its squared error is lower, by a one-sided paired Student test over
+            slices at 5 %, and its mean absolute error is lower.
     """
 
     estimator: Annotated[str, Col("Estimate")]
@@ -83,7 +83,11 @@ class Estimator:
 
     @classmethod
     def of(cls, name: str, pairs: Pairs, estimate: Array, *, seed: int = 0) -> Estimator:
-        """Return the errors and worth of ``estimate`` (S,), in [0, 1], for S held-out slices."""
+        """Return the errors and the worth of the estimator ``name``.
+
+        ``estimate`` (S,), in [0, 1], are its estimates for the S slices in ``pairs``, each made
+        without the slice's own labels. ``seed`` is that of the bootstrap.
+        """
         ours = 100 * (estimate - pairs.accuracy)
         theirs = 100 * (pairs.trivial - pairs.accuracy)
         n = len(ours)
@@ -107,7 +111,7 @@ class HeldOut:
         slice: Name of the slice.
         documents: Number of labelled documents in the slice.
         predicted: Estimated accuracy, in [0, 1].
-        true: True accuracy, in [0, 1].
+        true: Mean score of the slice's labelled documents, in [0, 1].
     """
 
     slice: str
@@ -127,19 +131,20 @@ class Calibration(RunReport):
         tasks: lm-eval's tasks of the run -> their versions.
         by: Column that the documents are sliced by, or ``cluster`` for clusters of vectors.
         slices: Number of slices.
-        documents_a_slice: Numbers of documents in the smallest and in the largest slice.
+        documents_a_slice: Numbers of labelled documents in the smallest and in the largest slice.
         documents: Number of labelled documents.
         accuracy: Accuracy over the labelled documents, in [0, 1].
-        better: Whether the calibrator beats the labelled accuracy alone, that is, taking the
-            accuracy of all labelled documents for every slice.
+        better: Whether the calibrator beats the labelled accuracy alone, that is, taking the mean
+            score of all other slices for each slice.
         level: Confidence level of the intervals, such as 0.95; lower with fewer than 19 slices.
-        half_width: Half width of an estimate's interval for a slice of average size, in accuracy.
-        cautions: Sentences on why right and wrong answers support no conclusion; empty if they
-            support one.
+        half_width: Half width of the interval for a slice of average size, as a share: 0.05 is 5
+            percentage points.
+        cautions: Sentences on why the answers allow no conclusion, for example because they are no
+            better than guessing; empty if they allow one.
         estimators: Errors and worth of each estimator: the calibrator first, the labelled accuracy
             alone last.
-        enough_for_five_points: Number of random labels that put the run's accuracy within 5
-            percentage points at 95 %.
+        enough_for_five_points: How many labels, drawn at random, give the run's accuracy to within
+            5 percentage points; see :func:`labels_enough`.
         points: Every slice with its accuracy, estimated by the fit to the other slices.
     """
 
@@ -166,7 +171,7 @@ class Calibration(RunReport):
 
     @property
     def calibrator(self) -> Calibrator:
-        """The fitted calibrator; :meth:`Calibrator.save` writes it to a file for ``--from``."""
+        """The fitted calibrator, which :func:`predict` takes; its method ``save`` writes a file."""
         return self._calibrator
 
     def tables(self) -> dict[str, Table]:
@@ -186,7 +191,7 @@ class Calibration(RunReport):
         ours, trivial = self.calibrator.errors
         chart = Chart(
             predicted_against_true(self.points),
-            "Accuracy estimated without a slice's labels against its true accuracy",
+            "Each slice's accuracy, estimated without its labels, against its true accuracy",
             f"{len(self.points)} slices, each estimated by a fit to the others. On average the "
             f"estimate is {ours:.1f} points off, the {TRIVIAL} {trivial:.1f} points.",
             "On the dashed line the estimate is right. Points on a vertical line have the same "
@@ -204,9 +209,9 @@ class Calibration(RunReport):
     def context(self) -> dict[str, Any]:
         """Return the template's variables.
 
-        They are the calibrator's errors, those of the labelled accuracy alone, the first estimator
-        that beats the labelled accuracy alone (or None), and the clause with which a calibrator
-        that is not better is refused.
+        They are ``ours`` and ``alone``, the errors of the calibrator and of the labelled accuracy
+        alone (see `Estimator`); ``other``, which is :attr:`better_one`; and ``no_gain``, the clause
+        that says why a calibrator that is not better is refused.
         """
         return {
             "ours": self.estimators[0],
@@ -217,7 +222,7 @@ class Calibration(RunReport):
 
     @property
     def better_one(self) -> Estimator | None:
-        """The first estimator that beats the labelled accuracy alone; None if none does."""
+        """The first estimator that beats the labelled accuracy alone, or None; see `Estimator`."""
         return next((row for row in self.estimators if row.better), None)
 
 
@@ -225,12 +230,14 @@ class Calibration(RunReport):
 def calibrate(asked: Calibrating) -> Calibration:
     """Fit a calibrator to a labelled run and judge it, as ``dispersion calibrate`` does.
 
-    Documents whose log-probabilities are not finite are left out.
+    The calibrator estimates a slice's accuracy from its dispersion. It is judged by its estimates
+    for slices that were held out of the fit. Documents whose log-probabilities are not finite are
+    left out.
 
     Raises:
         UsageError: There are too few labelled documents or slices, all answers are right or all
-            wrong, all slices have the same dispersion, the run has no vectors or no such column, or
-            ``where`` is invalid or true for no document.
+            wrong, all slices have the same dispersion, the run has no vectors, ``slice`` names no
+            column, or ``where`` is invalid or true for no document.
         StoreError: The store cannot be read, or has no such layer.
         HarnessError: Samples or logs cannot be read.
     """
@@ -318,10 +325,10 @@ def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
 
 
 def labels_enough(scores: Array) -> int:
-    """Return how many labels, drawn at random, give the mean of ``scores`` (n,) to within 5 points.
+    """Return how many labels, drawn at random, give an accuracy to within 5 percentage points.
 
-    That is, to within 5 percentage points with a probability of 95 %, by the normal approximation;
-    at most n.
+    The accuracy is the mean of ``scores`` (n,). The mean of the labels is that close with a
+    probability of 95 %, by the normal approximation. The result is at most n.
     """
     n = len(scores)
     variance = float(scores.var(ddof=1))

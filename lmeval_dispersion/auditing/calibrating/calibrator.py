@@ -74,9 +74,9 @@ def labelled_slices(
     """Choose the slices from which a calibrator is fitted.
 
     Returns the column by which documents are sliced (or :data:`CLUSTERS`), and the slices, which
-    hold labelled documents only. Without ``by``, it is the first of ``subject``, ``category``,
-    ``task`` and clusters of vectors that gives at least :data:`FEWEST_SLICES` slices of
-    :data:`FEWEST_DOCUMENTS` documents or more. Smaller slices are left out.
+    hold labelled documents only. Without ``by``, documents are sliced by the first of ``subject``,
+    ``category``, ``task`` and clusters of vectors that gives at least :data:`FEWEST_SLICES` slices
+    of :data:`FEWEST_DOCUMENTS` labelled documents or more. Smaller slices are left out.
 
     Raises:
         UsageError: There are too few such slices, or there is no column ``by``.
@@ -104,7 +104,8 @@ def labelled_slices(
             return CLUSTERS, large
     raise UsageError(
         f"the {len(rows)} labelled documents make fewer than {FEWEST_SLICES} slices or clusters of at "
-        f"least {FEWEST_DOCUMENTS} documents; label {FEWEST_SLICES * _CLUSTER} documents or more"
+        f"least {FEWEST_DOCUMENTS} documents; label more documents, "
+        f"{FEWEST_SLICES * _CLUSTER} or more in all"
     )
 
 
@@ -119,7 +120,7 @@ def cut_to(slices: Sequence[Slice], rows: Rows) -> list[Slice]:
 
 
 def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> list[Slice]:
-    """Return at most ``count`` slices: clusters of the documents ``rows`` by k-means on vectors."""
+    """Cluster the documents ``rows`` by k-means on their vectors, into at most ``count`` slices."""
     labels, _ = clustered(run.vectors.rows[rows], max(count, 1), seed=seed)
     return [
         Slice(f"cluster {k + 1}", np.sort(rows[labels == label]))
@@ -153,7 +154,7 @@ class Pairs(NamedTuple):
     """The dispersion and the accuracy of S labelled slices, as arrays of shape (S,).
 
     Attributes:
-        dispersion: Mean cosine distance.
+        dispersion: Mean cosine distance over all pairs of the slice's vectors.
         accuracy: Mean score, in [0, 1].
         documents: Number of labelled documents; also the slice's weight in a fit.
         variance: Variance of the scores inside the slice (n - 1 in the denominator).
@@ -183,9 +184,10 @@ class Pairs(NamedTuple):
 def isotonic(
     dispersion: Array, accuracy: Array, documents: Array | None = None
 ) -> IsotonicRegression:
-    """Fit the isotonic regression of accuracy on dispersion, (S,) each, weighted by documents.
+    """Fit the isotonic regression of accuracy on dispersion, (S,) each.
 
-    The fitted accuracy rises or falls with dispersion, as Spearman's correlation does, and is
+    Slices are weighted by their numbers of ``documents`` (S,); by default all weigh the same. The
+    fitted accuracy rises or falls with dispersion, as Spearman's correlation does, and is
     constant beyond the lowest and the highest dispersion. Source: Barlow et al., Statistical
     Inference under Order Restrictions, 1972.
     """
@@ -211,9 +213,10 @@ def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
 def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
     """Return the standard errors (s,) of estimates for slices with ``documents`` (s,) documents.
 
-    They are sqrt(between + within / n) for n documents. ``within`` is the mean variance of the
+    For n documents the error is sqrt(between + within / n). ``within`` is the mean variance of the
     scores inside a slice of ``pairs``; ``between`` is the mean squared error of the held-out
-    estimates ``estimate`` (S,), minus the part due to sampling. Where the sum is 0, 1 is returned.
+    estimates ``estimate`` (S,), minus the part due to sampling, but at least 0. An error of 0 is
+    returned as 1.
     """
     within = float(pairs.variance.mean())
     excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
@@ -349,7 +352,8 @@ class Calibrator:
     def errors(self) -> tuple[float, float]:
         """Mean absolute errors on held-out slices, in percentage points.
 
-        First the calibrator's, then that of the labelled accuracy alone.
+        First comes the calibrator's, then that of the labelled accuracy alone, that is, of taking
+        the mean score of all other slices.
         """
         accuracy = self.pairs.accuracy
         ours = np.abs(self.held_out[1] - accuracy).mean()
@@ -358,7 +362,7 @@ class Calibrator:
 
     @property
     def documents_a_slice(self) -> list[int]:
-        """Number of documents in the smallest and in the largest labelled slice."""
+        """Numbers of labelled documents in the smallest and in the largest slice."""
         sizes = [part.documents for part in self.slices]
         return [min(sizes), max(sizes)]
 
@@ -394,7 +398,11 @@ class Calibrator:
         return bool(test.pvalue < _SHIFT)
 
     def applied(self, dispersions: Array, documents: Array) -> Applied:
-        """Estimate the accuracy of s slices from ``dispersions`` and ``documents``, (s,) each."""
+        """Estimate the accuracy of s slices.
+
+        ``dispersions`` (s,) are those of the slices, and ``documents`` (s,) their numbers of
+        documents.
+        """
         fits, estimate = self.held_out
         errors = np.abs(estimate - self.pairs.accuracy)
         errors = errors / error_sizes(self.pairs, estimate, self.pairs.documents)
@@ -452,16 +460,16 @@ def documents_digest(run: AuditRun) -> str:
 
 
 def document_ids(run: AuditRun, rows: Rows) -> dict[str, str]:
-    """Return task -> ids of its documents among ``rows``, as ranges such as ``0-99,120``."""
+    """Return, for each task, the ids of its documents among ``rows``, such as ``0-99,120``."""
     documents = run.documents.iloc[rows]
     ids = documents["doc_id"].groupby(documents["task"].astype(str))
     return {str(task): _ranges(np.unique(numbers.to_numpy(np.int64))) for task, numbers in ids}
 
 
 def rows_of_ids(run: AuditRun, ids: Mapping[str, str]) -> Rows:
-    """Return the rows of the documents that :func:`document_ids` recorded.
+    """Return the rows of the documents whose ids :func:`document_ids` recorded, in ascending order.
 
-    Documents that the run does not have are left out.
+    Ids that the run does not have are left out.
     """
     numbers = run.documents["doc_id"].to_numpy()
     tasks = run.documents["task"].astype(str).to_numpy()
@@ -522,8 +530,8 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
             )
         if calibrator.tasks[task] != version:
             raise fitted_elsewhere(
-                f"on version {calibrator.tasks[task]} of the task {task!r}, but the run has "
-                f"version {version}"
+                f"on {_version(calibrator.tasks[task])} of the task {task!r}, but the run has "
+                f"{_version(version)}"
             )
     return notes
 
@@ -533,14 +541,19 @@ def _with(name: str, value: object) -> str:
     return f"no {name}" if value is None else f"the {name} {value!r}"
 
 
+def _version(version: object) -> str:
+    """The version of a task, for a sentence."""
+    return "an unrecorded version" if version is None else f"version {version}"
+
+
 def fitted_elsewhere(reason: str) -> UsageError:
     """Return the error for a run to which a calibrator does not apply.
 
     ``reason`` says what differs; it follows the words "this calibrator was fitted".
     """
     return UsageError(
-        f"this calibrator was fitted {reason}; a calibration does not carry over, so label some documents "
-        "of this run and calibrate on them"
+        f"this calibrator was fitted {reason}; a calibrator holds only for its own model, prompts "
+        "and tasks, so label some documents of this run and calibrate on them"
     )
 
 
@@ -559,9 +572,11 @@ def _changes(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks: 
 def check_worth(calibrator: Calibrator, name: str | Path) -> None:
     """Refuse a calibrator that did not beat the labelled accuracy alone on held-out slices.
 
+    The labelled accuracy alone is the mean score of all other slices.
+
     Raises:
-        UsageError: The calibrator was not better; the message begins with ``name``, its file or a
-            word for it, and gives both errors.
+        UsageError: The calibrator was not better. The message begins with ``name``, which is its
+            file or "the calibrator", and gives both errors.
     """
     if not calibrator.beats_trivial:
         raise UsageError(
@@ -571,9 +586,10 @@ def check_worth(calibrator: Calibrator, name: str | Path) -> None:
 
 
 def no_gain(calibrator: Calibrator) -> str:
-    """Return a clause that compares the calibrator's held-out error with the labelled accuracy's.
+    """Return the clause that says why a calibrator that is not better is refused.
 
-    It is the reason for which a calibrator that is not better is refused.
+    It compares the mean absolute errors of the calibrator and of the labelled accuracy alone, that
+    is, of taking the mean score of all other slices.
     """
     ours, trivial = calibrator.errors
     verdict = "worse than" if ours > trivial + 0.05 else "not reliably better than"

@@ -76,12 +76,14 @@ class Predictions(RunReport):
         notes: Sentences on documents that were left out, and on what could not be checked.
         level: Confidence level of the intervals, such as 0.95; lower if the calibrator was fitted
             to fewer than 19 slices.
-        exchangeable: Whether the slices were made like the labelled slices, as the intervals
-            require.
+        exchangeable: Whether the slices count as exchangeable with the labelled slices, as the
+            intervals require: they are slices by the same column, not clusters, and ``shifted`` is
+            false.
         shifted: Whether the dispersions of the slices differ so much from those of the labelled
             slices that no slice has an estimate.
         mae: The calibrator's mean absolute error on held-out slices, in percentage points.
-        trivial_mae: The mean absolute error of the labelled accuracy alone, in percentage points.
+        trivial_mae: The same for the labelled accuracy alone, that is, for taking the mean score of
+            all other slices.
         slices: The estimates. If there are two slices or more, all slices together come first.
     """
 
@@ -115,8 +117,9 @@ class Predictions(RunReport):
     def context(self) -> dict[str, Any]:
         """Return the template's variables.
 
-        They are the level of the intervals as text, the number of slices with both an estimate and
-        a known accuracy, and for how many of them that accuracy lies in the interval.
+        They are ``level``, the level of the intervals as text; ``known``, the number of rows with
+        both an estimate and a true accuracy; and ``inside``, the number of these rows whose true
+        accuracy lies in the interval.
         """
         known = 0
         inside = 0
@@ -135,9 +138,10 @@ def predict(asked: Predicting) -> Predictions:
     has no estimate.
 
     Raises:
-        UsageError: The calibrator cannot be read, does not apply to the run, or did not beat the
-            labelled accuracy alone; the run has no vectors or no such column; or no document is
-            left to estimate.
+        UsageError: The calibrator cannot be read, does not apply to the run, or does not estimate
+            better than the accuracy of the labelled documents; the run has no vectors; ``slice``
+            names no column; ``where`` is invalid or true for no document; or no document is left to
+            estimate.
         StoreError: The run cannot be read.
     """
     name: str | Path = "the calibrator"
@@ -174,7 +178,9 @@ def predict(asked: Predicting) -> Predictions:
     for i, row in enumerate(blank):
         if shifted:
             slices.append(
-                replace(row, reason="its dispersion is unlike that of the labelled slices")
+                replace(
+                    row, reason="the slices' dispersions are unlike those of the labelled slices"
+                )
             )
         else:
             slices.append(_estimated(row, calibrator, applied, i))
@@ -202,9 +208,10 @@ def _run_for(calibrator: Calibrator, run: AuditRun | str | Path) -> AuditRun:
     store = read_store(run)
     layer = calibrator.layer
     if store.model == calibrator.model and layer not in store.layers:
-        raise fitted_elsewhere(
-            f"on the layer {layer!r}, but the run has vectors of {', '.join(store.layers)} only"
-        )
+        vectors = "no vectors"
+        if store.layers:
+            vectors = f"vectors of {', '.join(store.layers)} only"
+        raise fitted_elsewhere(f"on the layer {layer!r}, but the run has {vectors}")
     return AuditRun.of(store, layer if layer in store.layers else None)
 
 
@@ -217,9 +224,8 @@ def _unlabelled_rows(calibrator: Calibrator, run: AuditRun, where: str | None) -
     left = np.setdiff1d(rows, fitted)
     if not len(left):
         raise UsageError(
-            f"the calibrator was fitted to the labels of all {len(rows)} documents, so none is "
-            "left to estimate; name another run, or calibrate again on a part of this run "
-            "(`--where`)"
+            f"the calibrator was fitted to the labels of all documents to estimate ({len(rows)}); "
+            "name another run, or calibrate again on a part of this run (`--where`)"
         )
     return left, len(fitted)
 
@@ -253,8 +259,8 @@ def _estimated(row: Prediction, calibrator: Calibrator, applied: Applied, i: int
         return replace(row, reason=reason, too_small=True)
     low, high = calibrator.range
     if not low <= row.dispersion <= high:
-        reason = f"dispersion {row.dispersion:.4g}, fitted from {low:.4g} to {high:.4g}"
-        return replace(row, reason=f"outside the fitted range: {reason}")
+        reason = f"its dispersion of {row.dispersion:.4g} is outside the range for estimates"
+        return replace(row, reason=f"{reason}, {low:.4g} to {high:.4g}")
     value, low, high = (float(values[i]) for values in applied[:3])
     return replace(row, predicted=value, low=low, high=high)
 

@@ -79,17 +79,18 @@ class Pools(NamedTuple):
 
 
 def pools(run: AuditRun, rows: Rows) -> Pools:
-    """Split the labelled ones of the documents ``rows`` into right and wrong answers."""
+    """Split the documents ``rows`` into right and wrong answers, without unlabelled documents."""
     labelled = rows[~np.isnan(run.score[rows])]
     right = run.right[labelled]
     return Pools(labelled[right], labelled[~right])
 
 
 def mixture_size(smaller: int) -> int:
-    """Return the number of documents per mixture: :data:`SIZE`, or fewer if the pool is smaller.
+    """Return the number of documents per mixture: :data:`SIZE`, or fewer if a pool is smaller.
 
-    ``smaller`` is the number of right or of wrong documents, whichever is lower. The result is a
-    multiple of ten, so that every share in steps of 10 % is exact, and at least :data:`SMALLEST`.
+    The pools are the right and the wrong answers. ``smaller`` is the number of right or of wrong
+    documents, whichever is lower. The result is a multiple of ten, so that every share in steps of
+    10 % is exact, and at least :data:`SMALLEST`.
     """
     return max(min(SIZE, smaller // 10 * 10), SMALLEST)
 
@@ -105,7 +106,7 @@ class Trend:
         spearman: Rank correlation of the curve with the target accuracies: 1 if it always rises, -1
             if it always falls. There is no interval, as the mixtures share documents.
         shape: ``increasing``, ``decreasing`` or ``not monotone`` (ties allowed).
-        against: Number of steps, from one target accuracy to the next, against the direction of
+        against: Number of steps from one target accuracy to the next that go against the sign of
             ``spearman``.
     """
 
@@ -163,9 +164,9 @@ class CurvePoint:
 class PoolContrast:
     """The dispersions of right and of wrong answers, and their difference with a 95 % interval.
 
-    The interval is for other documents of the same kind, while the error bars of the curves are for
-    other draws from these documents. Numbers are NaN with fewer than three right or three wrong
-    documents, the ends of the interval with fewer than 20.
+    The interval allows for other documents of the same kind; the error bars of the curves allow
+    only for other draws from these documents. A dispersion is NaN for fewer than three documents,
+    and the ends of the interval are NaN for fewer than 20 right or 20 wrong documents.
 
     Attributes:
         correct: Dispersion of the documents that were answered right.
@@ -243,8 +244,8 @@ class Mixtures:
         curve: One point for every target accuracy for which the pools have enough documents.
         dispersion_trend: Trend of the dispersion over the target accuracies.
         query_perplexity_trend: Trend of the query perplexity over the target accuracies.
-        inside: ``subject`` or ``task``, if it divides the run -> the same contrast inside each
-            subject or task.
+        inside: ``subject`` or ``task``, if it divides the run -> the contrast with equal shares of
+            each subject or task on both sides, or `Missing`.
     """
 
     documents_per_mixture: int
@@ -263,13 +264,12 @@ class Mixtures:
     def sentences(self) -> list[str]:
         """Return the report's sentences on the curves, and on right against wrong answers.
 
-        The dispersions of all right and all wrong answers are compared over all documents, and
-        inside subjects or tasks.
+        Right and wrong answers are compared over all documents, and inside subjects or tasks.
         """
         pools = self.pools
         ends = (
-            f"All correct documents {pools.correct:.4f} ± {pools.correct_se:.4f}, all incorrect "
-            f"documents {pools.incorrect:.4f} ± {pools.incorrect_se:.4f}; difference in dispersion "
+            f"Dispersion of all correct documents {pools.correct:.4f} ± {pools.correct_se:.4f}, of "
+            f"all incorrect documents {pools.incorrect:.4f} ± {pools.incorrect_se:.4f}; difference "
             f"{interval_text(pools.figure, '+.4f')}."
         )
         if math.isnan(pools.difference):
@@ -286,9 +286,9 @@ class Mixtures:
         ]
 
     def tables(self) -> dict[str, Table]:
-        """Return the table ``mixtures``: both curves over the target accuracies."""
+        """Return the table ``mixtures``: dispersion and query perplexity by target accuracy."""
         points = [without_nan(point) for point in self.curve]
-        caption = "The curves: mean over the draws, ± its standard error"
+        caption = "Mean over the draws for each target accuracy, ± its standard error"
         return {"mixtures": Table.of(points, caption, name="mixtures")}
 
     def charts(self) -> dict[str, Chart]:
@@ -327,6 +327,8 @@ class Mixtures:
 
 def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
     """Draw mixtures from a run; return their curves and the contrast of right and wrong answers.
+
+    A mixture consists of documents of which a set share was answered right.
 
     Raises:
         UsageError: The run has no vectors, or not both right and wrong answers.
@@ -401,19 +403,26 @@ def _inside_sentence(name: str, part: Inside | Missing) -> str:
     if isinstance(part, Missing):
         return f"Inside {name}s, right and wrong answers are not compared: {part.missing}."
     return (
-        f"Inside {name}s (as many documents of each of {part.parts} {name}s on both sides): difference in "
-        f"dispersion {interval_text(part.pools.figure, '+.4f')}."
+        f"Inside {name}s (right and wrong answers have equal shares of each of "
+        f"{count(part.parts, name)}): difference in dispersion "
+        f"{interval_text(part.pools.figure, '+.4f')}."
     )
 
 
 def pools_sentence(mixtures: Mixtures | Missing) -> str:
     """Return a sentence on whether right answers are more dispersed than wrong ones.
 
-    It says so over all documents and, if known, inside subjects or tasks.
+    They are compared over all documents and, if possible, inside subjects or tasks.
     """
     if isinstance(mixtures, Missing):
         return f"Whether right answers are more dispersed could not be tested: {mixtures.missing}."
     figure = mixtures.pools.figure
+    fewest = min(mixtures.correct_documents, mixtures.incorrect_documents)
+    if math.isnan(figure.low) and fewest >= FEWEST:
+        return (
+            "Whether right answers are more dispersed could not be tested: neither their "
+            "dispersion nor that of wrong answers has a standard error above 0."
+        )
     if math.isnan(figure.low):
         return (
             f"Whether right answers are more dispersed is not clear with {mixtures.correct_documents} "

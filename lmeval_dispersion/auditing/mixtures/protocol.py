@@ -27,6 +27,7 @@ from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, check_labels
 from lmeval_dispersion.auditing.slices import by_value
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Col, Table
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import student_interval
 
 if TYPE_CHECKING:
@@ -91,9 +92,11 @@ class PaperVerdict:
 
     Attributes:
         kind: Kind of the test batches, a key of :data:`KINDS`.
-        winner: Name of the estimator with the smallest error.
+        winner: Name of the estimator with the smallest error; of the regressions on dispersion,
+            only the chosen one counts.
         rival: The better way to guess one accuracy: ``trivial``, the accuracy of the calibration
-            part, or for mixtures also ``constant``, the median of all target accuracies.
+            part, or for mixtures also ``constant``, the median accuracy of the calibration
+            mixtures.
         difference: Dispersion's mean absolute error minus the rival's, in percentage points.
         difference_low: Lower end of the 95 % interval of ``difference`` over the splits.
         difference_high: Upper end of that interval.
@@ -117,21 +120,23 @@ class PaperVerdict:
             better = "better"
             apart = f" by {-self.difference:.2f} points"
         elif self.difference_low > 0:
-            apart = f": worse by {self.difference:.2f} points"
+            apart = f" and worse by {self.difference:.2f} points"
         return (
-            f"{KINDS[self.kind]}: dispersion is {better} than the {self.rival} predictor{apart}; best: "
-            f"{self.winner}."
+            f"{KINDS[self.kind]}: dispersion is {better} than the {self.rival} predictor{apart}; "
+            f"the best estimator is {self.winner}."
         )
 
 
 @dataclass(frozen=True)
 class PaperProtocol:
-    """The paper's test of how well dispersion estimates accuracy: its errors over several splits.
+    """How well dispersion estimates accuracy, tested over several splits as in the RD paper.
+
+    RD is *On the Predictive Power of Representation Dispersion in Language Models*, ICLR 2026.
 
     Attributes:
         documents_per_batch: Number of documents in a batch: 100, or fewer with few labels.
         seeds: Number of random splits into calibration, validation and test parts.
-        chosen: Name of each regression -> the number of splits in which validation picked it.
+        chosen: Name of each regression that validation picked -> in how many splits it did.
         errors: The errors of every estimator on every kind of test batches.
         verdicts: One verdict for each kind of test batches that every split has.
     """
@@ -161,10 +166,13 @@ class PaperProtocol:
 
 
 def paper_protocol(run: AuditRun, *, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
-    """Run the paper's protocol on a run's labelled documents, over ``seeds`` random splits.
+    """Test as in the RD paper (see `PaperProtocol`) how well dispersion estimates accuracy.
+
+    The run's labelled documents are split at random ``seeds`` times.
 
     Raises:
-        UsageError: The run has no vectors, or too few labelled documents.
+        UsageError: The run has no vectors, not both right and wrong answers, or too few labelled
+            documents.
     """
     check_labels(run, "calibration needs")
     # 0.8: parts are random, and some hold less than their share of the rarer kind.
@@ -241,7 +249,7 @@ def mixture_batches(
     step: int = STEP,
     rng: np.random.Generator,
 ) -> Batches:
-    """Draw mixtures of ``size`` of the documents ``rows``, ``repeats`` for each target accuracy.
+    """Draw mixtures of ``size`` documents out of ``rows``, ``repeats`` for each target accuracy.
 
     The target accuracies are 0 to 100 % in steps of ``step`` %, without those for which there are
     too few right or wrong answers.
@@ -259,7 +267,7 @@ def mixture_batches(
 
 
 def natural_batches(run: AuditRun, rows: Rows, size: int, rng: np.random.Generator) -> Batches:
-    """Draw one random batch of ``size`` of the documents ``rows`` from each subject.
+    """Draw one random batch of ``size`` documents from each subject of the documents ``rows``.
 
     Subjects with fewer documents are left out. If fewer than two remain, categories are taken
     instead; if fewer than two categories remain, there are no batches.
@@ -286,16 +294,16 @@ def _check_targets(parts: Mapping[str, Batches], labelled: int, size: int) -> No
         reached = len(np.unique(batches.accuracy))
         if reached < FEWEST_TARGETS:
             raise UsageError(
-                f"the {name} part of {labelled} labelled documents has enough right and wrong "
-                f"answers for only {reached} of at least {FEWEST_TARGETS} target accuracies "
-                f"({size} documents a batch); label more documents"
+                f"of {labelled} labelled documents, the {name} part yields batches of {size} "
+                f"documents with only {count(reached, 'accuracy', 'accuracies')}, and at least "
+                f"{FEWEST_TARGETS} different ones are needed; label more documents"
             )
 
 
 def fit_all(batches: Batches, *, seed: int = 0) -> dict[str, RegressorMixin]:
-    """Fit each regression of :data:`REGRESSIONS` to the batches' accuracy by their dispersion.
+    """Fit regressions of the batches' accuracy on their dispersion.
 
-    Returns the fitted regressions by name.
+    Returns a fitted regression for each name in :data:`REGRESSIONS`.
     """
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.linear_model import LinearRegression
