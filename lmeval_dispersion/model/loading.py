@@ -247,6 +247,8 @@ def load_model(
     def attempt(load: Any, **options: Any) -> Any:
         try:
             return load(source, **common, **options)
+        except DispersionError as error:  # on the checkpoint's files, without its name
+            raise DispersionError(f"{source}: {error}") from error
         except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
             raise _explained(source, revision, error) from error
 
@@ -487,7 +489,7 @@ def _hub_identity(name: str, commit: str | None, file: str | None) -> str | None
 
 
 def cached_commit(name: str, revision: str | None = None, file: str | None = None) -> str | None:
-    """Return the commit at which a model of the Hub is in the cache; None if it is not there.
+    """Return the commit of a Hub model in the local cache; None if the model is not there.
 
     Args:
         name: Hub id.

@@ -89,8 +89,8 @@ def push_away(
     """Return minus the mean cosine distance over all pairs of tokens.
 
     The value lies in [-n/(n-1), 0] for n tokens: 0 if all vectors point the same way, -1 if they
-    are orthogonal on average. Its negative is the dispersion of the tokens. Source: the paper RD,
-    section 3.4.
+    are orthogonal on average. Its negative is the dispersion of the tokens. Source: section 3.4
+    of the paper RD (see the module).
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -126,10 +126,11 @@ def push_away(
 
 @wraps(push_away, assigned=())  # its signature
 def squeeze(z: Tensor, **options: Any) -> Tensor:
-    """Return the mean cosine distance over all pairs of tokens, the opposite of `push_away`.
+    """Return the mean cosine distance over all pairs of tokens, the negative of `push_away`.
 
     Minimising this loss makes states more alike, which should make a model worse: it serves as the
-    control experiment. It takes the arguments of :func:`push_away`. Source: the paper RD, B.4.2.
+    control experiment. It takes the arguments of :func:`push_away`. Source: appendix B.4.2 of the
+    paper RD (see the module).
     """
     return -push_away(z, **options)
 
@@ -142,8 +143,8 @@ def cross_domain_push_away(
 ) -> Tensor:
     """Return minus the mean cosine distance over pairs of tokens from different domains.
 
-    The value lies in [-2, 0]; it is 0 if the batch has one domain. Source: the paper RD, section
-    3.4.
+    The value lies in [-2, 0]; it is 0 if the batch has one domain. Source: section 3.4 of the
+    paper RD (see the module).
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -178,8 +179,8 @@ def angular_spread(
     """Return the log of the mean of exp(-D / tau) over pairs, where D = arccos(cos) / pi.
 
     The value lies in [-1/tau, 0]: 0 if all vectors point the same way, -1/(2 tau) if all are
-    orthogonal. Cosines are kept 1e-6 away from +-1, so that the gradient is finite. Source: the
-    paper LD, angular spread.
+    orthogonal. Cosines are kept 1e-6 away from +-1, so that the gradient is finite. Source:
+    angular spread in the paper LD (see the module).
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -215,7 +216,7 @@ def orthogonalization(
     """Return the mean of max(0, margin - D)^2 over pairs, where D = arccos(cos) / pi.
 
     The value lies in [0, margin^2]: 0 if no two vectors are closer than ``margin``, margin^2 if all
-    point the same way. Source: the paper LD, orthogonalization.
+    point the same way. Source: orthogonalization in the paper LD (see the module).
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -252,8 +253,8 @@ def l2_repel(
     """Return the log of the mean of exp(-|z_i - z_j|^2 / tau) over pairs, plus a norm term.
 
     The norm term is ``norm_weight`` times the mean square of the numbers in ``z``. The first term
-    is at most 0, its value if all vectors coincide. If distances are large against sqrt(tau), the
-    closest pair decides its value. Source: the paper LD, l2-repel.
+    is at most 0, and 0 if all vectors coincide. If distances are large against sqrt(tau), the
+    closest pair determines the first term. Source: l2-repel in the paper LD (see the module).
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -305,10 +306,10 @@ def decorrelation(
 ) -> Tensor:
     """Return the mean squared correlation over pairs of different features.
 
-    The value lies in [0, 1]; 0 if the features are uncorrelated. Source: the paper LD,
-    decorrelation, whose sum is a mean here. LD's table 1 standardises each token over its features,
-    but multiplies Z^T Z, whose entries belong to pairs of features; this function standardises each
-    feature over the tokens.
+    The value lies in [0, 1]; it is 0 if the features are uncorrelated. Source: decorrelation in the
+    paper LD (see the module), with a mean in place of the sum. In LD's table 1 each token is
+    standardised over its features, although the entries of Z^T Z belong to pairs of features; here
+    each feature is standardised over the tokens.
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -394,17 +395,18 @@ class DispersionLoss(nn.Module):
     Args:
         loss: Name of a loss, or a function of your own. It is called as ``loss(z, mask=mask,
             segments=segments)`` with the states (b, t, d) of each layer and returns a scalar that
-            autograd can differentiate. ``domains`` and ``generator`` are passed too if it has such
-            arguments.
-        seed: Seed of the tokens drawn for ``max_tokens``. The draw of call k depends on the seed
-            and k alone, so a run that is resumed with ``calls = k`` draws the same tokens.
-        options: Keyword arguments of the loss.
+            autograd can differentiate. ``domains`` is passed too if the function has that argument,
+            and ``generator`` if it has that argument and ``max_tokens`` is set.
+        seed: Seed of the draw of tokens, if ``max_tokens`` is set. The draw of call k depends on
+            the seed and k alone, so a run that is resumed with ``calls = k`` draws the same tokens.
+        options: Keyword arguments of the loss, such as ``max_tokens``, the most tokens that are
+            drawn from each row.
 
     Attributes:
         function: The loss as a function.
         name: Name of the loss.
         options: Keyword arguments of the loss.
-        seed: Seed of the tokens drawn for ``max_tokens``.
+        seed: Seed of the draw of tokens.
         calls: Number of calls so far. The first call is number 0.
         needs_domains: Whether each call needs ``domains``.
 
@@ -442,7 +444,7 @@ class DispersionLoss(nn.Module):
         segments: Tensor | None = None,
         domains: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss of states.
+        """Return the loss of the states ``z``.
 
         Args:
             z: Shape (b, t, d), or (l, b, t, d) for a stack of layers.

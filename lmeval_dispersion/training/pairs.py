@@ -142,7 +142,8 @@ def points(
         mask: Shape (b, t), true on real tokens; None if all are real.
         segments: Shape (b, t), the document of each token in packed rows; None for one document a
             row.
-        pairs: ``sequence`` makes each document of a row a group, ``batch`` the whole batch.
+        pairs: ``sequence`` makes each document of a row a group, ``batch`` makes the whole batch
+            one group.
         max_tokens: Maximum number of tokens that are drawn from each row, anew for each layer; None
             for all.
         generator: The random generator of this draw; None for the same draw at every call.
@@ -378,8 +379,8 @@ def median_distance(p: Points, most: int = 128) -> Tensor:
 
     Args:
         p: The tokens.
-        most: Maximum number of tokens that are used of a group; of a larger group, tokens at even
-            distances are taken.
+        most: Maximum number of tokens that are taken from a group; from a larger group, tokens at
+            even distances are taken.
 
     Returns:
         Shape (groups,); NaN for a group without a pair.

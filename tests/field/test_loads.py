@@ -110,7 +110,7 @@ CASES = {
     "another vocabulary": Case(
         "https://github.com/huggingface/transformers/issues/20082",
         cut_head,
-        ("1 tensor of its files", f"lm_head.weight ({(SIZE - 3, 32)} in place of {(SIZE, 32)})"),
+        ("1 tensor of its files", f"lm_head.weight, {(SIZE - 3, 32)} in place of {(SIZE, 32)}"),
     ),
     "placeholders of ZeRO-3": Case(
         "https://github.com/huggingface/transformers/issues/20082",
