@@ -38,8 +38,9 @@ class Estimate(NamedTuple):
 def dispersion(x: ArrayLike) -> float:
     """Return the mean cosine distance over all pairs of rows.
 
-    It is 0 if all rows point the same way, 1 if they are orthogonal on average, and at most n / (n
-    - 1). Compare it only between models of one family, which share a tokenizer and an origin.
+    It is 0 if all rows point the same way, 1 if they are orthogonal on average, and at most
+    n / (n - 1). Compare it only between models of one family, which share a tokenizer and an
+    origin.
 
     Args:
         x: Shape (n, d) with n >= 2, any real dtype; computed in float64.
@@ -49,9 +50,9 @@ def dispersion(x: ArrayLike) -> float:
         NoDirectionError: A row is zero, or has NaN or infinity.
         GeometryError: ``x`` has another shape.
 
-    Source: RD eq. 1 (the paper cited in :mod:`lmeval_dispersion.geometry`). From
-    ``torchmetrics.functional.pairwise_cosine_similarity(reduction="mean")`` the result differs,
-    since that mean includes the zeros of the diagonal.
+    Source: RD eq. 1 (the paper cited in :mod:`lmeval_dispersion.geometry`). The result of
+    ``torchmetrics.functional.pairwise_cosine_similarity(reduction="mean")`` differs, since its mean
+    includes the zeros of the diagonal.
 
     >>> dispersion([[1, 0], [0, 1]])
     1.0
@@ -335,8 +336,8 @@ class Spectrum(NamedTuple):
         rankme: Exponential of the entropy of the singular values, at most min(n, d). Garrido et
             al., ICML 2023.
         effective_rank: See :func:`effective_rank`; NaN if all rows are the same.
-        participation_ratio: (Σλ)² / Σλ² over the eigenvalues λ of the covariance, at most min(n -
-            1, d); NaN if all rows are the same. Gao et al., bioRxiv 214262 (2017).
+        participation_ratio: (Σλ)² / Σλ² over the eigenvalues λ of the covariance, at most
+            min(n - 1, d); NaN if all rows are the same. Gao et al., bioRxiv 214262 (2017).
         stable_rank: Squared Frobenius norm over squared spectral norm, at most min(n, d). Rudelson
             and Vershynin, JACM 54 (2007).
     """
@@ -400,8 +401,8 @@ def effective_rank(x: ArrayLike) -> float:
     directions = _directions(_finite(x, 2))
     if not len(directions):
         raise GeometryError(
-            "expected rows that differ, got rows that are all the same: their effective rank is "
-            "not defined"
+            "expected rows that differ, got rows that are all the same, for which the effective "
+            "rank is not defined"
         )
     return _entropy_rank(_eigenvalues(directions))
 

@@ -73,8 +73,8 @@ class OfSegments:
     """How many segments of a text are used.
 
     Attributes:
-        segments: Maximum number of segments to draw from a text; sublayers applies it to the text
-            of the kNN-LM.
+        segments: Maximum number of segments to draw from a text (for sublayers, from the texts of
+            the kNN-LM).
     """
 
     segments: Annotated[int, Option("N")] = 100_000
@@ -105,8 +105,8 @@ class Law(WithControls, OfSegments, AtLayers, StudyOptions):
             In Python, one model or several; a model that is already loaded is taken, too.
         data: Text: a .txt, .jsonl, .jsonl.gz or .parquet file, or a Hub data set as
             ID[:CONFIGURATION][@SPLIT]; law takes several.
-        bins: Number of bins of segments over which to correlate. They are chosen to cover the range
-            of perplexity evenly.
+        bins: Number of bins of segments over which to correlate, chosen to cover the range of
+            perplexity evenly.
         bin_size: Number of segments in a bin.
         contexts: Measure the perplexity of the single token after each of these numbers of tokens.
 
@@ -127,7 +127,7 @@ class Law(WithControls, OfSegments, AtLayers, StudyOptions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sublayers(OfSegments, AtLayers, StudyOptions):
-    """Choose the layer with the most dispersed states to key a nearest-neighbour LM (kNN-LM).
+    """Find the layer with the most dispersed states, to key a nearest-neighbour LM (kNN-LM) by.
 
     Attributes:
         model: A folder, a Hub id, or a model that is already loaded.
@@ -138,7 +138,7 @@ class Sublayers(OfSegments, AtLayers, StudyOptions):
 
             Sizes for which the text has too few segments are left out.
         knn: Also measure the perplexity of a kNN-LM that searches by the states of each
-            candidate layer, and by those of ``last``.
+            candidate layer, and by those of the layer last.
         datastore: Text from which a kNN-LM takes its neighbours: a file, a Hub data set, or a share
             of the data such as 0.8.
         tune: Text on which a kNN-LM's weight and temperature are chosen: a file, a Hub data set, or
@@ -185,7 +185,7 @@ class Condensation(WithControls, OfSegments, StudyOptions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Clusters(AtLayers, StudyOptions):
-    """Measure distances within and between clusters: contexts that the same n-gram follows.
+    """Measure distances within and between clusters, each of the contexts before one n-gram.
 
     Attributes:
         models: One model or several with the same tokenizer, each a folder, a Hub id or a loaded

@@ -304,7 +304,7 @@ def chosen(shares: Array, nll: Array) -> tuple[float, float]:
 
 
 def parts_of(study: Study, causal: CausalModel) -> dict[str, Part]:
-    """Return the datastore, the tuning part and the test part of a study, by name.
+    """Return the three parts of the text of a kNN-LM, by name.
 
     Each part is either a contiguous share of the study's text, which is split only between
     documents, or a separate text.

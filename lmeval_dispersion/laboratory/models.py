@@ -428,6 +428,7 @@ def read_either_way(model: ModelLike) -> CausalModel:
 
     Raises:
         UsageError: The model is too large for the device, or cannot be loaded.
+        CaptureError: A decoder has no list of decoder blocks.
     """
     check_memory(model)
     if not isinstance(model, LoadedModel):

@@ -292,7 +292,7 @@ def grid_sentences(
     """Return sentences that sum up the correlations of several models and texts.
 
     They say for how many pairs of a model and a text r is clearly negative or positive, for which
-    pairs r is unclear or undefined, and where r is not clearly more negative than with a control.
+    pairs r is unclear or undefined, and whether r is clearly more negative than with each control.
 
     Args:
         rows: For each model and text, the row of ``correlations`` on dispersion and the perplexity
@@ -452,8 +452,8 @@ def law(asked: Law) -> LawResult:
     segments from bin to bin.
 
     Raises:
-        UsageError: A setting does not fit a model or a text, a model in float32 does not fit into
-            memory, or a text gives fewer than eight bins.
+        UsageError: A setting is too small or does not fit a model or a text, a model in float32
+            does not fit into memory, or a text gives fewer than eight bins.
         NonFiniteStateError: A model produces NaN or infinity; the message names the layer and the
             text.
     """

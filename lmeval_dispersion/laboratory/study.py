@@ -143,7 +143,8 @@ class Study:
             The model, and the full names of the layers to measure.
 
         Raises:
-            UsageError: A layer is unknown, or the segments exceed the model's context.
+            UsageError: The model cannot be loaded, a layer is unknown, or the segments exceed the
+                model's context.
         """
         causal = self.load()
         length = self.settings["segment"]
@@ -225,7 +226,7 @@ class Study:
             reduce: Turns the states of a batch, shape (b, t, d), into an array with b rows.
 
         Returns:
-            By the name of each layer, an array with n rows.
+            For each layer, by name, an array with n rows.
         """
         batches = blocks(len(drawn.tokens), causal.batch)
         parts: dict[str, list[NDArray[Any]]] = {layer: [] for layer in layers}
@@ -363,7 +364,7 @@ def model_settings(model: ModelLike) -> dict[str, Any]:
 
         - ``dtype`` and ``quantize``: how the model is loaded;
         - ``weights``: ``NAME@COMMIT`` for a model of the Hub, a digest of the files for a folder,
-            or a digest of the parameters for a loaded model; None if the commit is unknown;
+            or a digest of the parameters for a loaded model; None if that is unknown;
         - ``adapter``: likewise for the adapter; None without an adapter.
     """
     choice = model_choice(model)
@@ -412,7 +413,7 @@ def _parameters_digest(model: Any) -> str:
 def labels(models: Sequence[ModelLike]) -> list[str]:
     """Return a short name for each model, for reports.
 
-    A name has as many last parts of the path as are needed to differ from the other names, and the
+    A name has as many last parts of the path as are needed to differ from the other paths, and the
     revision, the adapter and the quantisation if they are given.
     """
     choices = [model_choice(model) for model in models]

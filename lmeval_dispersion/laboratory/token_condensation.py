@@ -225,7 +225,7 @@ class CondensationResult(StudyResult):
 
 
 def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], last: int) -> str:
-    """Return a sentence that says whether the larger models of a family condense less.
+    """Return a sentence that says whether the larger models of a family condense less or more.
 
     A model condenses less if the tokens of a text are less similar in its last layers.
 

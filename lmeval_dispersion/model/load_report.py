@@ -115,8 +115,8 @@ def _watched_from_pretrained(kind: type, tell: Tell) -> Any:
             model, report = load(*args, **options)
         except NotImplementedError as error:  # torch's, of numbers that are not floating ones
             raise DispersionError(
-                f"its files seem to lack weights of a type that cannot be set at random ({error}); "
-                "save or download the model again"
+                "the checkpoint's files seem to lack weights of a type that cannot be set at random "
+                f"({error}); save or download the model again"
             ) from error
         except RuntimeError as error:
             text = str(error)
@@ -188,7 +188,7 @@ def _watched_adapter(kind: Any, tell: Tell) -> Any:
             )
             of_tokens = all("lm_head" in name or "embed" in name for name in names)
             raise DispersionError(
-                f"{tensors} another shape than adapter_config.json and its base {_name_of(self)} "
+                f"{tensors} another shape than adapter_config.json and the base {_name_of(self)} "
                 f"give (first: {_module(names[0])}); {_CUT_BASE if of_tokens else _OTHER_BASE}"
             ) from error
         sentence = adapter_sentence(self, adapter_name, result.missing_keys, result.unexpected_keys)
@@ -322,7 +322,7 @@ def _of_other_shape(model: Any, report: Mapping[str, Collection[Any]]) -> str:
         about = f", {tuple(stored)} in place of {tuple(wanted)}"
         if 0 in stored:
             advice = "DeepSpeed ZeRO-3 leaves such placeholders; run its script zero_to_fp32.py"
-    tensors = _counted(len(names), "tensor of its files has", "tensors of its files have")
+    tensors = _counted(len(names), "tensor of the checkpoint has", "tensors of the checkpoint have")
     return f"{tensors} another shape than config.json gives (first: {first}{about}); {advice}"
 
 

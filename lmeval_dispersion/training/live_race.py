@@ -96,7 +96,7 @@ class Standings:
     def take(self, step: int, scores: Scores) -> None:
         """Add the answers that a save gave to the first questions of the contest's common order.
 
-        If the save was asked before, the new answers replace the earlier ones.
+        If the save has answered before, the new answers replace the earlier ones.
 
         Args:
             step: The step of the save.
@@ -135,8 +135,8 @@ class Standings:
     def margin(self) -> float:
         """Return the most by which any other save may be better than the best save, in mean score.
 
-        The probability that this bound is wrong is at most ``contest.error``. It is 0 with a single
-        save.
+        The probability that this bound is wrong is at most ``contest.error``. The bound is 0 with a
+        single save.
         """
         best = self.best(self.asked)
         others = [step for step in self.asked if step != best]
@@ -186,7 +186,7 @@ class Standings:
 
 
 def command_options(asking: Asking) -> list[str]:
-    """Return the options of `dispersion race` for the same questions, asked in the same way.
+    """Return the options with which `dispersion race` asks questions in the way of ``asking``.
 
     The options are words of a command line. The tasks are left out.
 
@@ -462,9 +462,9 @@ class LiveRace:
 
 
 def shown_difference(questions: int, available: int, error: float) -> float:
-    """Return the difference in mean score that about four of five comparisons would show.
+    """Return the difference in mean score between two saves that is shown in about 80 % of cases.
 
-    A comparison is between two saves, which are assumed to answer one question in five differently.
+    It is assumed that the two saves answer one question in five differently.
 
     Args:
         questions: Number of questions that both saves are asked.

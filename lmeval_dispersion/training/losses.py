@@ -186,8 +186,9 @@ def angular_spread(
         z: Shape (b, t, d) or (l, b, t, d), the states.
         tau: The temperature, at least 0.02; the smaller it is, the more the closest pairs count.
         pairs: ``sequence`` for pairs inside a sequence, ``batch`` for those of the whole batch.
-        released: Whether to use the constants of LD's released code. Its cosines are cut at 0.25
-            from +-1; give a number for another cut (the GPT-2 command line of that code has 0.1).
+        released: Whether to use the constants of LD's released code, for which the range above does
+            not hold. That code cuts cosines at 0.25 from +-1; give a number for another cut (its
+            GPT-2 command line has 0.1).
         **selection: The tokens that count; see `Selection`.
 
     Returns:
@@ -222,7 +223,8 @@ def orthogonalization(
         z: Shape (b, t, d) or (l, b, t, d), the states.
         margin: The distance up to which pairs are pushed apart, in (0, 1]; 0.5 is a right angle.
         pairs: ``sequence`` for pairs inside a sequence, ``batch`` for those of the whole batch.
-        released: Whether to use the constants of LD's released code, as in :func:`angular_spread`.
+        released: Whether to use the constants of LD's released code, as in :func:`angular_spread`;
+            the range above does not hold for it.
         **selection: The tokens that count; see `Selection`.
 
     Returns:
@@ -265,7 +267,8 @@ def l2_repel(
         pairs: ``sequence`` for pairs inside a sequence, ``batch`` for those of the whole batch.
         released: Whether to use the constants of LD's released code, which also counts the pairs of
             a token with itself; ``tau`` must then be a number. At large distances, as in the middle
-            layers of a GPT-2, the first term then has practically no gradient.
+            layers of a GPT-2, the first term then has practically no gradient; it is 0.01 if all
+            vectors coincide.
         **selection: The tokens that count; see `Selection`.
 
     Returns:
@@ -279,7 +282,7 @@ def l2_repel(
         raise UsageError(f"expected a norm_weight of at least 0, got {norm_weight}")
     if released and tau == "median":
         raise UsageError(
-            "expected a number as tau with released, got 'median'; LD's released code has tau=1.0"
+            "expected a number as tau with released, got 'median'; the paper's code has tau=1.0"
         )
     p = points(z, pairs=pairs, **selection)
     if tau == "median":
@@ -536,7 +539,8 @@ def _released_clamp(released: bool | float) -> float | None:
     if not 0.0 < released < 1.0:
         raise UsageError(
             "expected released to be True, False, or the distance from ±1, above 0 and below 1, at "
-            f"which cosines are cut, got {released!r}; LD's code has 0.25 and 0.1"
+            f"which cosines are cut, got {released!r}; the paper's code has 0.25 and "
+            "0.1"
         )
     return float(released)
 

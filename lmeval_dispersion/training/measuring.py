@@ -38,8 +38,8 @@ _TOKENS = 32  # most tokens of a text
 class Measuring:
     """Measures a model in memory: G of token sets, and how spread the states of fixed texts are.
 
-    G is the mean cosine distance over the pairs of a domain's rows of the
-    output projection, plus the mean distance between these rows and the rows of everyday words.
+    G is the mean cosine distance over the pairs of a domain's rows of the output projection, plus
+    the mean distance between these rows and the rows of everyday words.
 
     Args:
         tokenizer: The model's tokenizer, from transformers.

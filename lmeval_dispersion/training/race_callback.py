@@ -42,11 +42,12 @@ _log = logging.getLogger(__name__)
 class RaceCallback(TrainerCallback):  # type: ignore[misc]
     """Ask the model in memory lm-eval's questions at each save, and log the best save so far.
 
-    ``race/score``, ``race/margin`` and ``race/best_step`` are logged to ``state.log_history`` and,
+    ``race/score``, ``race/margin`` and ``race/best_step`` (see
+    :class:`~lmeval_dispersion.training.live_race.Place`) are logged to ``state.log_history`` and,
     after :meth:`attach`, to the trainer's trackers. The answers are kept in ``RUN/race-TASKS``,
-    where ``dispersion race RUN --tasks TASKS`` can continue the race. The training itself does not
-    change: its losses are the same to the last bit. An error while the model trains becomes a
-    warning.
+    where ``dispersion race RUN --tasks TASKS`` can continue the race. Unless ``stop_after`` ends
+    it, the training does not change: its losses are the same to the last bit. An error while the
+    model trains becomes a warning.
 
     Args:
         tasks: Tasks of lm-eval, separated by commas. None to log only the geometry, that is, the

@@ -84,8 +84,8 @@ class DispersionRegularizer:
 
     The added term is ``weight`` times the mean of the loss over layers. Create the regularizer
     before a model wrapped by ``torch.compile`` or DDP runs for the first time. The model may be
-    wrapped by PEFT, DDP, FSDP2 or ``torch.compile``, before or after. Use the regularizer as a
-    context manager, or call :meth:`detach` at the end.
+    wrapped by PEFT, DDP, FSDP2 or ``torch.compile`` before the regularizer is created, or after.
+    Use the regularizer as a context manager, or call :meth:`detach` at the end.
 
     Args:
         model: A causal decoder of transformers, bare or wrapped.
@@ -172,7 +172,7 @@ class DispersionRegularizer:
         """Return the term to add to your loss: the weighted loss of the latest training pass.
 
         A training pass is a forward pass in training mode with gradients. If a step has several,
-        the latest counts, so call this after each pass whose loss you use. A pass in training mode
+        the latest counts, so call `pop` after each pass whose loss you use. A pass in training mode
         without gradients, such as that of a reference model, changes nothing; a pass in evaluation
         mode drops a loss that was not fetched.
 
