@@ -127,7 +127,7 @@ class Law(WithControls, OfSegments, AtLayers, StudyOptions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sublayers(OfSegments, AtLayers, StudyOptions):
-    """Find the layer with the most dispersed states, to key a nearest-neighbour LM (kNN-LM) by.
+    """Find the layer with the most dispersed states, for keys of a nearest-neighbour LM (kNN-LM).
 
     Attributes:
         model: A folder, a Hub id, or a model that is already loaded.
@@ -140,9 +140,9 @@ class Sublayers(OfSegments, AtLayers, StudyOptions):
         knn: Also measure the perplexity of a kNN-LM that searches by the states of each
             candidate layer, and by those of the layer last.
         datastore: Text from which a kNN-LM takes its neighbours: a file, a Hub data set, or a share
-            of the data such as 0.8.
+            of the data such as 0.5.
         tune: Text on which a kNN-LM's weight and temperature are chosen: a file, a Hub data set, or
-            a share of the data such as 0.1.
+            a share of the data such as 0.2.
         test: Text on which the perplexity of a kNN-LM is measured: a file, a Hub data set, or a
             share of the data such as 0.1.
         neighbours: Number of nearest neighbours from which a kNN-LM predicts a token.

@@ -237,7 +237,7 @@ def _moved(row: Mapping[str, Any]) -> str:
 
 @takes(Sublayers)
 def sublayers(asked: Sublayers) -> SublayersResult:
-    """Find the layer with the most dispersed states, to key a nearest-neighbour LM (kNN-LM) by.
+    """Find the layer with the most dispersed states, for keys of a nearest-neighbour LM (kNN-LM).
 
     Every candidate gets the same draws of segments. With ``knn`` the perplexity of a kNN-LM is
     measured for each candidate and for ``last``, to check the recommendation. The kNN-LM needs
