@@ -74,14 +74,15 @@ class CentredVectors:
             m = len(subset)
             if m < 2:
                 raise TooFewVectorsError(
-                    f"expected subsets of at least 2 documents, got a subset of {m}"
+                    f"expected subsets of at least 2 vectors, got one of {m}; "
+                    "leave smaller ones out"
                 )
             total = self._total(subset)
             values[i] = (self.squares[subset].sum() - total @ total / m) / (m - 1)
         return values
 
     def contributions(self, rows: Rows | None = None) -> Array:
-        """Return the mean cosine distance of each vector to all others, of a subset or of all.
+        """Return the mean cosine distance of each vector of a subset to the others in the subset.
 
         Args:
             rows: Row numbers of the subset's vectors; None for all vectors.
@@ -90,11 +91,11 @@ class CentredVectors:
             Shape (m,) for m vectors, in [0, 2].
 
         Raises:
-            TooFewVectorsError: Fewer than two vectors.
+            TooFewVectorsError: There are fewer than two vectors.
         """
         m = len(self) if rows is None else len(rows)
         if m < 2:
-            raise TooFewVectorsError(f"expected at least 2 documents, got {m}")
+            raise TooFewVectorsError(f"expected at least 2 vectors, got {m}; pass more vectors")
         return mean_distances(self._squares_around_own_mean(rows))
 
     def estimate(self, rows: Rows | None = None) -> Estimate:
@@ -104,16 +105,16 @@ class CentredVectors:
             rows: Row numbers of the subset's vectors; None for all vectors.
 
         Raises:
-            TooFewVectorsError: Fewer than two vectors.
+            TooFewVectorsError: There are fewer than two vectors.
         """
         return jackknifed(self.contributions(rows))
 
     def composed(self, parts: Sequence[Rows], shares: Array) -> Estimate:
-        """Return the dispersion of a mixture of parts in set shares, with its standard error.
+        """Return the dispersion of a mixture of parts with given shares, and its standard error.
 
-        This dispersion is the expected distance of two different documents, where each is drawn
-        from a part with the probability of that part's share. The standard error is computed part
-        by part, so that a difference between the parts does not add to it.
+        This dispersion is the expected distance of two different documents. Each document is drawn
+        from a part with a probability equal to the part's share. The standard error is computed
+        part by part, so that a difference between the parts does not add to it.
 
         Args:
             parts: For each of two or more parts the row numbers of its two or more vectors.

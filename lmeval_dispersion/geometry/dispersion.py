@@ -38,8 +38,9 @@ class Estimate(NamedTuple):
 def dispersion(x: ArrayLike) -> float:
     """Return the mean cosine distance over all pairs of rows.
 
-    It is 0 if all rows point the same way, 1 if they are orthogonal on average, and at most n / (n
-    - 1). Compare it only between models of one family, which share a tokenizer and an origin.
+    It is 0 if all rows point the same way, 1 if they are orthogonal on average, and at most
+    n / (n - 1). Compare it only between models of one family, which share a tokenizer and an
+    origin.
 
     Args:
         x: Shape (n, d) with n >= 2, any real dtype; computed in float64.
@@ -49,8 +50,9 @@ def dispersion(x: ArrayLike) -> float:
         NoDirectionError: A row is zero, or has NaN or infinity.
         GeometryError: ``x`` has another shape.
 
-    Source: RD eq. 1. ``torchmetrics.functional.pairwise_cosine_similarity(reduction="mean")`` gives
-    another figure, since it counts a zeroed diagonal.
+    Source: RD eq. 1 (the paper cited in :mod:`lmeval_dispersion.geometry`). The result of
+    ``torchmetrics.functional.pairwise_cosine_similarity(reduction="mean")`` differs, since its mean
+    includes the zeros of the diagonal.
 
     >>> dispersion([[1, 0], [0, 1]])
     1.0
@@ -123,10 +125,10 @@ def mean_distance(total: Array, n: int) -> float:
     Raises:
         TooFewVectorsError: ``n`` is below 2.
 
-    Source: RD eq. 1.
+    Source: RD eq. 1 (the paper cited in :mod:`lmeval_dispersion.geometry`).
     """
     if n < 2:
-        raise TooFewVectorsError(f"expected at least 2 vectors, got {n}; pass more texts")
+        raise TooFewVectorsError(f"expected at least 2 vectors, got {n}; pass more vectors")
     return (n - float(total @ total) / n) / (n - 1)
 
 
@@ -201,7 +203,8 @@ def vendi_score(x: ArrayLike) -> float:
         NoDirectionError: A row is zero, or has NaN or infinity.
         GeometryError: ``x`` has another shape.
 
-    Source: RD A.5, after Friedman and Dieng (2023). Equals ``vendi_score.vendi.score_X(u)`` for the
+    Source: Friedman and Dieng (2023), as in appendix A.5 of RD (the paper cited in
+    :mod:`lmeval_dispersion.geometry`). Equals ``vendi_score.vendi.score_X(u)`` for the
     rows ``u`` scaled to length one.
 
     >>> round(vendi_score([[1, 0], [0, 1]]), 6)
@@ -221,7 +224,7 @@ class Dispersion:
 
     Args:
         width: Width d of the vectors.
-        groups: Number of groups, at least 2. Only accumulators with equal numbers can be merged.
+        groups: Number of groups, at least 2; only accumulators with as many groups can be merged.
 
     Attributes:
         sums: Shape (groups, width), float64, the sum of the unit vectors in each group.
@@ -278,7 +281,8 @@ class Dispersion:
         """
         if self.sums.shape != other.sums.shape:
             raise GeometryError(
-                f"expected an accumulator of shape {self.sums.shape}, got {other.sums.shape}"
+                f"expected an accumulator of shape {self.sums.shape}, got {other.sums.shape}; "
+                "give both the same width and number of groups"
             )
         self.sums += other.sums
         self.counts += other.counts
@@ -308,7 +312,7 @@ class Dispersion:
         return Estimate(mean, jackknife_se(left_out), n)
 
     def state(self) -> dict[str, Any]:
-        """Return the arrays ``sums`` and ``counts``, to save or send; they are not copies."""
+        """Return the arrays ``sums`` and ``counts`` by name, not copied, to save or send."""
         return {"sums": self.sums, "counts": self.counts}
 
     @classmethod
@@ -332,8 +336,8 @@ class Spectrum(NamedTuple):
         rankme: Exponential of the entropy of the singular values, at most min(n, d). Garrido et
             al., ICML 2023.
         effective_rank: See :func:`effective_rank`; NaN if all rows are the same.
-        participation_ratio: (Σλ)² / Σλ² over the eigenvalues λ of the covariance, at most min(n -
-            1, d); NaN if all rows are the same. Gao et al., bioRxiv 214262 (2017).
+        participation_ratio: (Σλ)² / Σλ² over the eigenvalues λ of the covariance, at most
+            min(n - 1, d); NaN if all rows are the same. Gao et al., bioRxiv 214262 (2017).
         stable_rank: Squared Frobenius norm over squared spectral norm, at most min(n, d). Rudelson
             and Vershynin, JACM 54 (2007).
     """
@@ -397,8 +401,8 @@ def effective_rank(x: ArrayLike) -> float:
     directions = _directions(_finite(x, 2))
     if not len(directions):
         raise GeometryError(
-            "expected rows that differ, got rows that are all the same: their effective rank is "
-            "not defined"
+            "expected rows that differ, got rows that are all the same, for which the effective "
+            "rank is not defined"
         )
     return _entropy_rank(_eigenvalues(directions))
 

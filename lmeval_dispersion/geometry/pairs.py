@@ -17,7 +17,7 @@ _NUMBERS = 16_384  # numbers scaled to length one at a time: 128 kB
 
 
 def valid_rows(x: ArrayLike) -> NDArray[np.bool_]:
-    """Return which rows have a direction, being finite and not all zero; shape (n,), bool."""
+    """Return whether each row has a direction: is finite and not all zero. Shape (n,), bool."""
     rows = matrix(x)
     return np.asarray(np.isfinite(rows).all(axis=1) & (rows != 0).any(axis=1))
 
@@ -131,7 +131,7 @@ def within(x: ArrayLike, metric: Metric = "cosine") -> PairMean:
         NoDirectionError: A row has NaN or infinity or, for the cosine, is zero.
         GeometryError: ``x`` has another shape, or ``metric`` is unknown.
 
-    Source: RD section 3.2.
+    Source: RD section 3.2 (the paper cited in :mod:`lmeval_dispersion.geometry`).
     """
     rows = _prepared(x, metric)
     at_least(rows, 3)
@@ -173,7 +173,7 @@ def between(x: ArrayLike, y: ArrayLike, metric: Metric = "cosine") -> PairMean:
         NoDirectionError: A row has NaN or infinity or, for the cosine, is zero.
         GeometryError: A shape does not fit, or ``metric`` is unknown.
 
-    Source: RD section 3.2.
+    Source: RD section 3.2 (the paper cited in :mod:`lmeval_dispersion.geometry`).
     """
     a, b = _prepared(x, metric), _prepared(y, metric)
     at_least(a, 2)
@@ -190,6 +190,8 @@ class Contrast(NamedTuple):
         within: Mean distance over the pairs inside ``x``.
         between: Mean distance over the pairs of one vector of ``x`` and one of ``y``.
         within_other: Mean distance over the pairs inside ``y``.
+
+    Each is a `PairMean`.
     """
 
     within: PairMean
@@ -291,8 +293,8 @@ def _prepared(x: ArrayLike, metric: Metric) -> Array:
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if bad.size:
         raise NoDirectionError(
-            f"expected finite vectors, got NaN or infinity in {bad.size} of {len(rows)}; leave those "
-            "out",
+            f"expected finite vectors, got NaN or infinity in {bad.size} of {len(rows)} rows; "
+            "leave those rows out",
             bad.tolist(),
         )
     return rows

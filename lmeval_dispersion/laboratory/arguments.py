@@ -30,7 +30,7 @@ def _share_or_text(text: str) -> float | str:
 # Making each declaration compiles its methods, also for `--help`: none compares or prints one.
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StudyOptions:
-    """The settings that all four measures take.
+    """The settings that every measure of ``dispersion inspect`` takes.
 
     Attributes:
         segment: Number of tokens in a segment or context.
@@ -73,8 +73,8 @@ class OfSegments:
     """How many segments of a text are used.
 
     Attributes:
-        segments: Maximum number of segments to draw from a text; sublayers applies it to the text
-            of a kNN-LM.
+        segments: Maximum number of segments to draw from a text (for sublayers, from the texts of
+            the kNN-LM).
     """
 
     segments: Annotated[int, Option("N")] = 100_000
@@ -82,7 +82,7 @@ class OfSegments:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WithControls:
-    """The controls, which repeat a measurement without training or without the order of tokens.
+    """Controls: the same measurement on a model with random weights, or on shuffled tokens.
 
     Attributes:
         control: Also measure the model with random weights (untrained), or on tokens in random
@@ -105,13 +105,13 @@ class Law(WithControls, OfSegments, AtLayers, StudyOptions):
             In Python, one model or several; a model that is already loaded is taken, too.
         data: Text: a .txt, .jsonl, .jsonl.gz or .parquet file, or a Hub data set as
             ID[:CONFIGURATION][@SPLIT]; law takes several.
-        bins: Number of bins of segments to correlate over, chosen to cover the range of perplexity
-            evenly.
+        bins: Number of bins of segments over which to correlate, chosen to cover the range of
+            perplexity evenly.
         bin_size: Number of segments in a bin.
-        contexts: Numbers of tokens after which the perplexity of a single token is measured.
+        contexts: Measure the perplexity of the single token after each of these numbers of tokens.
 
             Numbers that are not below ``segment`` are left out.
-        held_out: Second text, on which the line fitted to the bins of --data is tested.
+        held_out: Second text, on which the line fitted to the bins of the first is tested.
 
             The segments of this text are binned separately.
     """
@@ -127,7 +127,7 @@ class Law(WithControls, OfSegments, AtLayers, StudyOptions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sublayers(OfSegments, AtLayers, StudyOptions):
-    """Find the layer with the most dispersed states, as the key of a nearest-neighbour LM (kNN-LM).
+    """Find the layer with the most dispersed states, for keys of a nearest-neighbour LM (kNN-LM).
 
     Attributes:
         model: A folder, a Hub id, or a model that is already loaded.
@@ -137,14 +137,14 @@ class Sublayers(OfSegments, AtLayers, StudyOptions):
         sizes: Sizes of the random draws, in segments.
 
             Sizes for which the text has too few segments are left out.
-        knn: Also measure the perplexity of a kNN-LM whose keys are the states of each candidate
-            layer, and of last.
+        knn: Also measure the perplexity of a kNN-LM that searches by the states of each
+            candidate layer, and by those of the layer last.
         datastore: Text from which a kNN-LM takes its neighbours: a file, a Hub data set, or a share
-            of --data.
+            of the data such as 0.5.
         tune: Text on which a kNN-LM's weight and temperature are chosen: a file, a Hub data set, or
-            a share of --data.
+            a share of the data such as 0.2.
         test: Text on which the perplexity of a kNN-LM is measured: a file, a Hub data set, or a
-            share of --data.
+            share of the data such as 0.1.
         neighbours: Number of nearest neighbours from which a kNN-LM predicts a token.
     """
 
@@ -171,9 +171,8 @@ class Condensation(WithControls, OfSegments, StudyOptions):
         models: One model or several, each a folder, a Hub id or a loaded model: for example a
             family in several sizes, or a training at several revisions.
         data: A file, or a data set on the Hub.
-        last: Number of last layers over whose mean similarity models are compared.
-        teacher: Teacher model, from which the other models were distilled and with which each of
-            them is compared.
+        last: Compare models by the mean similarity over this many last layers.
+        teacher: Teacher model, with which each of the other models (its students) is compared.
     """
 
     models: ModelLike | Sequence[ModelLike]
@@ -186,7 +185,7 @@ class Condensation(WithControls, OfSegments, StudyOptions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Clusters(AtLayers, StudyOptions):
-    """Measure distances within and between groups of contexts that the same n-gram follows.
+    """Measure distances within and between clusters, each of the contexts before one n-gram.
 
     Attributes:
         models: One model or several with the same tokenizer, each a folder, a Hub id or a loaded
@@ -195,7 +194,7 @@ class Clusters(AtLayers, StudyOptions):
         ngram: Number of tokens in an n-gram.
         occurrences: How often an n-gram must occur in the text; also the number of contexts in each
             cluster.
-        clusters: Maximum number of clusters, each of the contexts before one n-gram.
+        clusters: Maximum number of clusters, one for each n-gram.
     """
 
     models: ModelLike | Sequence[ModelLike]

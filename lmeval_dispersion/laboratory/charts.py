@@ -44,8 +44,8 @@ def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spe
     """Draw r, the correlation of perplexity and dispersion over bins of segments, at each layer.
 
     There is a panel for each kind of perplexity: that of whole segments, or that of the single
-    token after so many tokens. The dots of the model have a 95 % interval. Controls and the
-    held-out text are further lines.
+    token after a given number of tokens. The dots of the model itself have a 95 % interval.
+    Controls and the held-out text have lines of their own.
 
     Args:
         correlations: The table ``correlations`` of a `LawResult`.
@@ -109,8 +109,9 @@ def law_bins(points: pd.DataFrame) -> Spec:
 def law_grid(points: pd.DataFrame, rows: Sequence[Mapping[str, Any]]) -> Spec:
     """Draw dispersion against mean perplexity, one panel for each model and text.
 
-    Every bin by the perplexity of whole segments is a dot. With several texts, each row of panels
-    is a model and each column a text. The title of a panel gives the correlation r.
+    Every bin of segments is a dot; only bins by the perplexity of whole segments are drawn. With
+    several texts, each row of panels is a model and each column a text. The title of a panel gives
+    the correlation r.
 
     Args:
         points: The table ``points`` of a `LawResult`.

@@ -124,6 +124,7 @@ def _run(args: argparse.Namespace) -> int:
     import lmeval_dispersion
     from lmeval_dispersion.model.loading import chosen_model
     from lmeval_dispersion.model.texts import Texts
+    from lmeval_dispersion.report.declared import count
 
     for name in ("held_out", "datastore", "tune", "test"):
         if isinstance(given.get(name), str):
@@ -146,8 +147,8 @@ def _run(args: argparse.Namespace) -> int:
     output.write(result.document())
     if left_out:
         print(
-            f"dispersion inspect: the text has {facts['pool']} segments, too few for draws of "
-            f"{' or '.join(map(str, left_out))}; pass more text or a smaller --segment",
+            f"dispersion inspect: the text has {count(facts['pool'], 'segment')}, too few for "
+            f"draws of {' or '.join(map(str, left_out))}; pass more text or a smaller --segment",
             file=sys.stderr,
         )
     return 3 if left_out else 0

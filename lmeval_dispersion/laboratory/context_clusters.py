@@ -52,7 +52,7 @@ _SHOWN_NGRAMS = 20
 _RATIOS = {
     "model": Col("Model"),
     "layer": Col("Layer"),
-    "within": Col("Within", ".4f", hint="mean distance of members to their centroid"),
+    "within": Col("Within", ".4f", hint="mean distance of a cluster's contexts to its centroid"),
     **bounded("ratio", "Ratio", ".2f", ("ratio_low", "ratio_high")),
 }
 _DISTANCES = {
@@ -77,10 +77,10 @@ class ClustersResult(StudyResult):
     A cluster holds contexts that are followed by the same n-gram.
 
     Attributes:
-        summary: One row for each model and layer: the mean distances ``within`` and ``between``
-            clusters, ``ratio`` = between / within, and the ``perplexity`` of the contexts.
-            ``within`` and ``ratio`` have 95 % bounds, ``between`` has a standard error; all come
-            from a jackknife over clusters.
+        summary: One row for each model and layer: the number of ``clusters``, the mean distances
+            ``within`` and ``between`` clusters, ``ratio`` = between / within, and the
+            ``perplexity`` of the contexts. ``within`` and ``ratio`` have 95 % bounds, ``between``
+            has a standard error; all come from a jackknife over clusters.
         clusters: One row for each model, layer and cluster: ``within``, the mean cosine distance of
             the members to the cluster's centroid, and ``apart``, the mean distance of this centroid
             to the centroids of the other clusters.
@@ -109,7 +109,7 @@ class ClustersResult(StudyResult):
         ngrams = self.ngrams[self.ngrams["model"] == first]
         more = ""
         if len(ngrams) > _SHOWN_NGRAMS:
-            more = f"{len(ngrams) - _SHOWN_NGRAMS} more; JSON has them."
+            more = f"The JSON output lists all {len(ngrams)} n-grams."
         caption = "Ratio of the distances between and within clusters"
         return {
             "some": table(self.summary, caption, _RATIOS, most=12),
@@ -133,11 +133,11 @@ class ClustersResult(StudyResult):
 
         In addition to those of `StudyResult` these are:
 
-        - ``rows``: the models' rows at one layer (``last``, or the last that was measured);
-        - ``defined``: whether there are at least three clusters and all these ratios are finite;
-        - ``against``: a list of pairs: ``further apart``, ``closer together`` or ``not clearly
-          differently`` (compared with the clusters of the first model), and the names of the models
-          of which this is true; empty if not ``defined``.
+        - ``rows``: the rows of ``summary`` at one layer (``last``, or the last that was measured);
+        - ``defined``: whether there are at least three clusters and every row has a finite ratio;
+        - ``against``: a comparison with the first model, empty if not ``defined``. Each entry is a
+          pair: ``further apart``, ``closer together`` or ``not clearly differently``, and the names
+          of the models whose clusters lie so.
         """
         layers = list(dict.fromkeys(self.summary["layer"]))
         layer = "last" if "last" in layers else layers[-1]
@@ -189,8 +189,8 @@ def clusters(asked: Clusters) -> ClustersResult:
     of one training do.
 
     Raises:
-        UsageError: Fewer than two n-grams occur often enough, the models' tokenizers differ, or a
-            setting does not fit a model.
+        UsageError: Fewer than two n-grams occur often enough, the source holds no text, the models'
+            tokenizers differ, or a setting does not fit a model.
         NonFiniteStateError: A model produces NaN or infinity; the message names the layer and the
             text.
     """
@@ -398,14 +398,14 @@ def recurring_contexts(
         pack: Whether to join all texts into one.
 
     Returns:
-        These arrays by name; the first two are ordered by cluster.
+        These arrays by name, for c clusters; the first two are ordered by cluster.
 
-        - ``tokens``: Shape (clusters * occurrences, segment), uint32, the contexts.
-        - ``origins``: Shape (clusters * occurrences, 2), int64: the number of the text in its
-            source, and the place of the context's first token in its document.
-        - ``ngrams``: Shape (clusters, ngram), uint32, the tokens of each n-gram.
-        - ``occurrences``: Shape (clusters,), int64, how often each n-gram occurs with a whole
-            context before it.
+        - ``tokens``: Shape (c * occurrences, segment), uint32, the contexts.
+        - ``origins``: Shape (c * occurrences, 2), int64: the number of the text in its source, and
+            the place of the context's first token in its document.
+        - ``ngrams``: Shape (c, ngram), uint32, the tokens of each n-gram.
+        - ``occurrences``: Shape (c,), int64, how often each n-gram occurs without overlaps and with
+            a whole context before it.
 
     Raises:
         UsageError: Fewer than two n-grams occur ``occurrences`` times, a length is too small, or
@@ -486,7 +486,7 @@ def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
     if not any(map(np.size, parts)):
         raise UsageError(
             f"expected text in {texts.source}, got none (records read: {texts.read}); check the "
-            "file and the column"
+            "source and the column"
         )
     tokens, documents, places = np.concatenate(parts, axis=1)
     return _Corpus(tokens.astype(np.uint32), documents, places)

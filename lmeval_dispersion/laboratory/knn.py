@@ -156,8 +156,8 @@ def _following(tokens: NDArray[np.uint32], device: torch.device) -> Tensor:
 class Search:
     """The nearest-neighbour search of a kNN-LM whose keys are the states of one layer.
 
-    The datastore is filled at its first use, so a resumed study never fills one if all its results
-    are already on disk.
+    The datastore is filled at its first use; a resumed study whose results are all on disk does not
+    fill it.
 
     Attributes:
         study: The study that keeps the results.
@@ -177,15 +177,15 @@ class Search:
         return Datastore(self.causal, self.parts["datastore"], self.layer)
 
     def searched(self, name: str) -> tuple[Array, Array]:
-        """Search the neighbours of every token of a part, or read back an earlier search.
+        """Find the nearest neighbours of every state of a part, or read back an earlier search.
 
         Args:
             name: ``tune`` or ``test``.
 
         Returns:
-            For n segments of t + 1 tokens: the probability of each token by its neighbours, shape
-            (n, t, len(TEMPERATURES)), and the model's negative log-probability of it in nats, shape
-            (n, t).
+            For all tokens but the first of n segments of t + 1 tokens: the probability that the
+            neighbours give to the token, shape (n, t, len(TEMPERATURES)), and the model's negative
+            log-probability of the token in nats, shape (n, t).
         """
         drawn = self.parts[name].segments
         works = blocks(len(drawn.tokens), self.causal.batch)
@@ -269,7 +269,7 @@ def mixed(shares: Array, nll: Array, weight: float) -> Array:
     """Return the negative log-probability of tokens by a kNN-LM, in nats.
 
     Args:
-        shares: The probability of each token by its neighbours, any shape.
+        shares: The probability that the neighbours give to each token, any shape.
         nll: The model's negative log-probability of each token in nats, of the same shape.
         weight: The weight of the neighbours, from 0 to 1; the model has the weight 1 - ``weight``.
 
@@ -287,7 +287,8 @@ def chosen(shares: Array, nll: Array) -> tuple[float, float]:
     Both are taken from the grids ``WEIGHTS`` and ``TEMPERATURES``.
 
     Args:
-        shares: Shape (n, t, len(TEMPERATURES)), the probability of each token by its neighbours.
+        shares: Shape (n, t, len(TEMPERATURES)), the probability that the neighbours give to each
+            token.
         nll: Shape (n, t), the model's negative log-probability of each token in nats.
     """
     lowest = np.inf
@@ -303,7 +304,7 @@ def chosen(shares: Array, nll: Array) -> tuple[float, float]:
 
 
 def parts_of(study: Study, causal: CausalModel) -> dict[str, Part]:
-    """Return the datastore, the tuning part and the test part of a study, by name.
+    """Return the three parts of the text of a kNN-LM, by name.
 
     Each part is either a contiguous share of the study's text, which is split only between
     documents, or a separate text.

@@ -58,7 +58,7 @@ _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 class CausalModel:
-    """A left-to-right language model that gives the states and log-probabilities of texts' segments.
+    """A left-to-right language model, for the states and log-probabilities of segments of text.
 
     Args:
         model: The model, as `load_model` takes it.
@@ -119,8 +119,9 @@ class CausalModel:
         """Return the full names of the wanted layers, each once.
 
         Args:
-            wanted: ``all`` (the output of every block), ``depths`` (the embeddings and the output
-                of every block), or names of layers, separated by commas or as a list.
+            wanted: ``all`` (the output of every block; of the last one, after the final norm),
+                ``depths`` (the embeddings and ``all``), or names of layers, separated by commas or
+                as a list.
 
         Raises:
             UsageError: A name is not a layer of this model, or no name is given.
@@ -374,13 +375,13 @@ class CausalModel:
 
 
 class EncoderModel(CausalModel):
-    """A model without a causal head, such as BERT, that gives only the states of texts' segments."""
+    """A model that does not read left to right, such as BERT, for states of segments of text."""
 
     def _find_layers(self) -> None:
         self.blocks = int(self.config.num_hidden_layers)
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
-        """Return the names of all depths: ``embeddings``, ``layer.K`` and ``last``.
+        """Return the names of all layers: ``embeddings``, ``layer.K`` and ``last``.
 
         Raises:
             UsageError: ``wanted`` is not ``depths``.
@@ -427,6 +428,7 @@ def read_either_way(model: ModelLike) -> CausalModel:
 
     Raises:
         UsageError: The model is too large for the device, or cannot be loaded.
+        CaptureError: A decoder has no list of decoder blocks.
     """
     check_memory(model)
     if not isinstance(model, LoadedModel):

@@ -89,7 +89,7 @@ _CORRELATIONS = {
         ".2f",
         short="R²",
         drop=3,
-        hint="line fitted to the bins of data; negative: worse than the mean",
+        hint="line fitted to the bins of `data`; negative: it predicts worse than the mean",
     ),
     "difference": Col("Model minus control", "+.2f"),
     "difference_low": Col("from", "+.2f"),
@@ -110,7 +110,7 @@ _OVERALL = {
         "Dispersion",
         ".4f",
         error="dispersion_se",
-        hint="mean cosine distance: 0 if all point the same way, 1 if orthogonal",
+        hint="mean cosine distance: 0 if all states point the same way, 1 if orthogonal",
     ),
     "texts": Col("Texts", "d"),
     "token_dispersion": Col(
@@ -127,7 +127,9 @@ class LawResult(StudyResult):
     Segments of text are sorted by perplexity and cut into bins; each bin has a mean perplexity and
     a dispersion. docs/reference/laboratory.md lists every column of the tables. The column
     ``split`` is ``data`` or, for the held-out text, ``held-out``. A kind of perplexity is that of
-    whole segments (``sequence``) or of the single token after so many tokens (``last@16``).
+    whole segments (``sequence``) or of the single token after, say, 16 tokens (``last@16``). The
+    measures are the dispersion, the mean dispersion of the tokens of one segment, the Vendi score,
+    and those of `Spectrum`.
 
     Attributes:
         correlations: One row for each model, text, split, kind of perplexity, layer and measure:
@@ -163,7 +165,7 @@ class LawResult(StudyResult):
         names = _NAMES if self._is_grid else {}
         full = {**names, **_CORRELATIONS}
         first = _of_segments(self.correlations)
-        caption = "r of the controls, and the model's r minus each of them"
+        caption = "Correlation r of the controls, and the model's r minus the control's"
         controls = {}
         if self.controls is not None:
             controls["controls"] = table(self.controls, caption, full)
@@ -171,11 +173,13 @@ class LawResult(StudyResult):
             place = [*_STUDY, "layer"]
             wide = others.pivot(index=place, columns="control", values="pearson")
             first = first.merge(wide.reset_index(), on=place)
-        caption = f"r of dispersion and the perplexity of whole segments, {self._level}"
+        caption = f"Correlation r of dispersion and the perplexity of whole segments, {self._level}"
         return {
             "layers": table(first, caption, {**names, **_LAYERS}, most=12),
             "correlations": table(
-                self.correlations, "r of perplexity and each measure, with its interval", full
+                self.correlations,
+                "Correlation r of perplexity and each measure, with its 95 % interval",
+                full,
             ),
             **controls,
             "overall": table(self.overall, "All texts", {**names, **_OVERALL}),
@@ -194,19 +198,17 @@ class LawResult(StudyResult):
             caption = (
                 "Dispersion against the perplexity of whole segments, for every model and text"
             )
-            return {
-                "grid": Chart(
-                    draw,
-                    caption,
-                    "Each dot is a bin, each row of panels a model, each column a text.",
-                )
-            }
+            texts = {row["data"] for row in self._shown_rows()}
+            note = "Each dot is a bin, each panel a model."
+            if len(texts) > 1:
+                note = "Each dot is a bin, each row of panels a model, each column a text."
+            return {"grid": Chart(draw, caption, note)}
         drawn = {}
         layers = list(dict.fromkeys(self.points["layer"]))
         if len(layers) > 1:
             drawn["layers"] = Chart(
                 partial(charts.law_layers, self.correlations, self.controls),
-                f"r of perplexity and dispersion at each layer, {self._level}",
+                f"Correlation r of perplexity and dispersion at each layer, {self._level}",
                 "Each panel is a kind of perplexity, each dot a layer.",
             )
         step = math.ceil(len(layers) / _PANELS)
@@ -221,10 +223,10 @@ class LawResult(StudyResult):
         In addition to those of `StudyResult` these are:
 
         - ``kinds``: for each kind of perplexity a mapping with the layers where r clearly differs
-          from 0, and the controls from which r clearly differs there; empty for several models or
-          texts;
+          from 0, the controls whose r is clearly weaker there, and r at one layer (``last``, or the
+          last that was measured); empty for several models or texts;
         - ``grid``: sentences on several models or texts; empty for one model and one text;
-        - ``tests``: number of correlations r whose 95 % intervals hold at once;
+        - ``tests``: number of correlations r whose 95 % intervals hold jointly;
         - ``rounded``: names of the models that ran in bfloat16.
         """
         rows = _of_dispersion(self.correlations)
@@ -274,9 +276,14 @@ class LawResult(StudyResult):
 
     @property
     def _level(self) -> str:
-        if self._tests > 1:
-            return f"95 % intervals that hold jointly for all {self._tests} correlations"
-        return "95 % interval"
+        return _intervals(self._tests)
+
+
+def _intervals(tests: int) -> str:
+    """What the shown intervals are, for a number of correlations that may be claimed."""
+    if tests > 1:
+        return f"95 % intervals that hold jointly for all {tests} correlations"
+    return "95 % interval"
 
 
 def grid_sentences(
@@ -285,7 +292,7 @@ def grid_sentences(
     """Return sentences that sum up the correlations of several models and texts.
 
     They say for how many pairs of a model and a text r is clearly negative or positive, for which
-    pairs r is unclear or undefined, and where r is not clearly more negative than with a control.
+    pairs r is unclear or undefined, and whether r is clearly more negative than with each control.
 
     Args:
         rows: For each model and text, the row of ``correlations`` on dispersion and the perplexity
@@ -320,7 +327,7 @@ def grid_sentences(
         parts.append(f"not clearly different from 0 in {_named(unclear)}")
     if undefined:
         parts.append(f"undefined in {_named(undefined)} ({undefined[0]['reason']})")
-    where = f"{models} on {texts}, 95 % intervals that hold jointly for all {tests} correlations"
+    where = f"{models} on {texts}, {_intervals(tests)}"
     sentences = [f"Whole segments: r of perplexity and dispersion is {', '.join(parts)}; {where}."]
     if positive and negative:
         sentences.append(f"r is positive in {_named(positive)}.")
@@ -445,8 +452,8 @@ def law(asked: Law) -> LawResult:
     segments from bin to bin.
 
     Raises:
-        UsageError: A setting does not fit a model or a text, a model in float32 does not fit into
-            memory, or a text gives fewer than eight bins, too few for r.
+        UsageError: A setting is too small or does not fit a model or a text, a model in float32
+            does not fit into memory, or a text gives fewer than eight bins.
         NonFiniteStateError: A model produces NaN or infinity; the message names the layer and the
             text.
     """
@@ -679,11 +686,14 @@ def sorted_bins(values: ArrayLike, size: int) -> NDArray[np.int64]:
 
 
 def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
-    """Choose bins whose means cover their range evenly (algorithm 1 of the paper RD, A.1.2).
+    """Choose bins whose means cover the range of all means evenly.
 
     ``k`` targets are spaced evenly from the lowest mean to the highest. The bin nearest to each
     target is chosen, the lower one of two that are equally near. If this gives fewer than ``k``
     bins, the lowest of the remaining bins are added.
+
+    Source: algorithm 1 in appendix A.1.2 of RD (the paper cited in
+    :mod:`lmeval_dispersion.geometry`).
 
     Args:
         means: Shape (g,), the mean of each bin, ascending.
@@ -772,11 +782,12 @@ def correlations(
 
         - ``correlations``: r of the models. Where the measure is dispersion and the split ``data``,
             ``all_low`` and ``all_high`` are bounds that hold for all models, texts, layers and
-            kinds of perplexity at once; elsewhere they are NaN.
+            kinds of perplexity at once; elsewhere, and where r is undefined, they are NaN.
         - ``controls``, if any was run: r of the controls, and ``difference``, the model's r minus
             the control's, over the same bootstrap samples. ``apart_low`` and ``apart_high`` are
             bounds of this difference on Fisher's z scale that hold for all models, texts, layers,
-            kinds of perplexity and controls at once; they are NaN where ``all_low`` is.
+            kinds of perplexity and controls at once; they are NaN where ``all_low`` is NaN or the
+            control's r is undefined.
     """
     models: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []

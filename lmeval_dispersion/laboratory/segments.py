@@ -92,8 +92,9 @@ def draw_segments(
         if offered >= _OVERSAMPLE * most:
             break
     if not offered:
-        is_joined = pack or texts.continuous
-        advice = "more text" if is_joined else "join texts (pack)"
+        advice = "join texts (pack)"
+        if pack or texts.continuous:
+            advice = "more text"
         raise UsageError(
             f"expected text for at least one segment of {length} tokens, got none: "
             f"{report(texts.source, counts(texts, 0))}; use shorter segments, "
@@ -118,7 +119,7 @@ def counts(texts: Texts, kept: int) -> dict[str, int]:
 
 
 def report(source: str, counted: Mapping[str, int]) -> str:
-    """Return a sentence that says how many texts were read and left out.
+    """Return a line on how many segments were kept, and how many texts were read and left out.
 
     Args:
         source: Name of the source.
@@ -161,7 +162,10 @@ def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
 
 
 def affixes_of(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the ids of the special tokens that a tokenizer puts before and after a text."""
+    """Return the ids of the special tokens that a tokenizer puts before and after a text.
+
+    Both lists are empty if the text's own tokens change when special tokens are added.
+    """
     bare = tokenizer("a", add_special_tokens=False).input_ids
     full = tokenizer("a").input_ids
     for start in range(len(full) - len(bare) + 1):

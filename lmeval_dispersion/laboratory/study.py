@@ -92,8 +92,8 @@ class Study:
     def finished(self, measure: Measure) -> list[TableRow]:
         """Return the rows of the measure, each with the name of its table.
 
-        If an earlier process has finished this study, its rows and facts are read back. The folder
-        of the single units of work is then deleted.
+        If an earlier process has finished this study, its rows and facts are read back. In either
+        case the folder with the units of work is deleted in the end.
 
         Args:
             measure: Yields the rows, each with the name of its table.
@@ -111,7 +111,7 @@ class Study:
         return [(name, row) for name, row in kept]
 
     def kept(self, name: str, works: Sequence[T], do: Callable[[T], Unit]) -> Iterator[Unit]:
-        """Yield the arrays of ``do(work)`` for each unit of work, and keep them in a folder.
+        """Yield the arrays of ``do(work)`` for each unit of work, after saving them in a folder.
 
         Units that an earlier process has finished are read back from their files.
 
@@ -143,7 +143,8 @@ class Study:
             The model, and the full names of the layers to measure.
 
         Raises:
-            UsageError: A layer is unknown, or the segments exceed the model's context.
+            UsageError: The model cannot be loaded, a layer is unknown, or the segments exceed the
+                model's context.
         """
         causal = self.load()
         length = self.settings["segment"]
@@ -225,7 +226,7 @@ class Study:
             reduce: Turns the states of a batch, shape (b, t, d), into an array with b rows.
 
         Returns:
-            An array with n rows for each layer.
+            For each layer, by name, an array with n rows.
         """
         batches = blocks(len(drawn.tokens), causal.batch)
         parts: dict[str, list[NDArray[Any]]] = {layer: [] for layer in layers}
@@ -363,7 +364,7 @@ def model_settings(model: ModelLike) -> dict[str, Any]:
 
         - ``dtype`` and ``quantize``: how the model is loaded;
         - ``weights``: ``NAME@COMMIT`` for a model of the Hub, a digest of the files for a folder,
-            or a digest of the parameters for a loaded model; None if the commit is unknown;
+            or a digest of the parameters for a loaded model; None if that is unknown;
         - ``adapter``: likewise for the adapter; None without an adapter.
     """
     choice = model_choice(model)
@@ -410,10 +411,10 @@ def _parameters_digest(model: Any) -> str:
 
 
 def labels(models: Sequence[ModelLike]) -> list[str]:
-    """Return a name for each model, as short as the names can be and still differ, for reports.
+    """Return a short name for each model, for reports.
 
-    A name has as many last parts of the path as are needed, and the revision, the adapter and the
-    quantisation if they are given.
+    A name has as many last parts of the path as are needed to differ from the other paths, and the
+    revision, the adapter and the quantisation if they are given.
     """
     choices = [model_choice(model) for model in models]
     names = short_names([_path(choice.name) for choice in choices])
@@ -436,7 +437,8 @@ def _path(name: str) -> str:
 def data_settings(texts: Texts) -> dict[str, Any]:
     """Return what identifies a text's content: the digest of a file or the commit of a data set.
 
-    If the Hub cannot be reached, the commit is the revision that was asked for, or None.
+    ``texts.revision`` is set to the commit of the data set. If the Hub cannot be reached, the
+    commit is the revision that was asked for, or None.
     """
     if texts.path is not None:
         return {

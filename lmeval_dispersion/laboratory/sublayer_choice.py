@@ -84,8 +84,8 @@ _AGAINST = {
 class SublayersResult(StudyResult):
     """The dispersion of several layers, and which one is recommended as the key of a kNN-LM.
 
-    A kNN-LM is a nearest-neighbour language model; the states of the key layer are what it searches
-    by. docs/reference/laboratory.md lists every column of the tables.
+    A kNN-LM is a nearest-neighbour language model, which searches by the states of the key layer.
+    docs/reference/laboratory.md lists every column of the tables.
 
     Attributes:
         summary: One row for each candidate layer and size of draw: the ``mean`` and the standard
@@ -132,7 +132,7 @@ class SublayersResult(StudyResult):
         if self.knn is not None:
             caption = "Perplexity of a kNN-LM on the test part, for each key"
             tables["knn"] = table(self.knn, caption, _KNN)
-            caption = "The most dispersed key compared with each other key"
+            caption = "Perplexity with the most dispersed key, compared with each other key"
             tables["against"] = table(self._judged(), caption, _AGAINST)
         return tables
 
@@ -237,7 +237,7 @@ def _moved(row: Mapping[str, Any]) -> str:
 
 @takes(Sublayers)
 def sublayers(asked: Sublayers) -> SublayersResult:
-    """Find the layer with the most dispersed states, as the key of a nearest-neighbour LM (kNN-LM).
+    """Find the layer with the most dispersed states, for keys of a nearest-neighbour LM (kNN-LM).
 
     Every candidate gets the same draws of segments. With ``knn`` the perplexity of a kNN-LM is
     measured for each candidate and for ``last``, to check the recommendation. The kNN-LM needs
@@ -347,9 +347,9 @@ def recommendation(draws: pd.DataFrame, pool: int) -> dict[str, Any]:
     """Return the row of the table ``recommendation``.
 
     The row names the two candidates with the highest mean dispersion in the largest draws, and the
-    margin: their mean difference in standard deviations over the draws. Draws of s from n segments
-    overlap and so vary less than draws of new text would. To correct this, the standard deviation
-    is divided by sqrt(1 - s / n).
+    margin: their mean difference in standard deviations over the draws. Draws of s out of n
+    segments overlap, and so vary less than draws of new text would. To correct for this, the
+    standard deviation is divided by sqrt(1 - s / n).
 
     Args:
         draws: The table ``draws`` of a `SublayersResult`.

@@ -64,7 +64,7 @@ _DEPTHS = {
     "depth": Col(
         "Depth",
         "d",
-        hint="0 is the input of the first block; the last depth is after the final norm",
+        hint="0 is the input of the first block; the last is after the final norm, if any",
     ),
     "fraction": Col("Layer fraction", ".2f", short="Fraction", drop=2),
     "layer": Col("Layer"),
@@ -103,8 +103,8 @@ class CondensationResult(StudyResult):
     """How similar the tokens of a text are at each depth, for one or several models.
 
     Depth 0 is the input of the first block, depth k the output of block k; the last depth is after
-    the final norm. docs/reference/laboratory.md lists every column of the tables. ``control`` is
-    empty in the rows of the model itself.
+    the final norm, if there is one. docs/reference/laboratory.md lists every column of the tables.
+    ``control`` is empty in the rows of the model itself.
 
     Attributes:
         summary: One row for each model and control: the correlation of similarity and depth
@@ -118,11 +118,12 @@ class CondensationResult(StudyResult):
         texts: One row for each model, control, depth and text: the ``mean`` similarity.
         last: One row for each model, control and number of last depths (1 to 5, ``half``): the
             ``mean`` similarity over them.
-        sizes: One row for each family, which is models of different sizes that read the same
-            tokens: the ``change`` of ``last_mean`` from the smallest to the largest, from a line
-            fitted to the log of the size, with 95 % bounds over texts.
-        pairs: One row for each model and the next smaller one of its family, or the teacher
-            (``relation``): the ``difference`` of ``last_mean``, with 95 % bounds over texts.
+        sizes: One row for each family (models of different sizes that read the same tokens): the
+            ``change`` of ``last_mean`` from the smallest to the largest, by a line fitted to the
+            log of the size, with 95 % bounds over texts.
+        pairs: One row for each comparison of a model with the next smaller one of its family, or
+            with the teacher (``relation``: ``size`` or ``teacher``): the ``difference`` of
+            ``last_mean``, with 95 % bounds over texts.
         manifest: The settings; for each model its identity, the library versions, and how many
             texts and segments were read.
     """
@@ -159,8 +160,8 @@ class CondensationResult(StudyResult):
         }
         if len(self.pairs):
             about = (
-                "Similarity of tokens in the last layers: the model minus the other, paired over "
-                "texts"
+                "Similarity of tokens in the last layers: the model minus the one that it is "
+                "compared with, paired over texts"
             )
             tables["pairs"] = table(self.pairs, about, _PAIRS)
         if len(self.summary) == 1:
@@ -224,7 +225,7 @@ class CondensationResult(StudyResult):
 
 
 def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], last: int) -> str:
-    """Return a sentence that says whether the larger models of a family condense less.
+    """Return a sentence that says whether the larger models of a family condense less or more.
 
     A model condenses less if the tokens of a text are less similar in its last layers.
 
@@ -236,7 +237,8 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
     """
     models = family["models"].split(", ")
     change = family["change"]
-    what = f"similarity of tokens in the last {last} layers"
+    layers = "layer" if last == 1 else f"{last} layers"
+    what = f"similarity of tokens in the last {layers}"
     of = f"Among {listed(models)}, on these texts"
     if family["change_low"] <= 0 <= family["change_high"]:
         ends = f"{family['change_low']:+.3f} to {family['change_high']:+.3f}"
@@ -254,10 +256,10 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
         if _direction(row) == np.sign(change):
             along += 1
         elif _direction(row) == -np.sign(change):
-            against.append(f"{row['model']} after {row['other']}")
+            against.append(f"{row['model']} compared with {row['other']}")
     more = ""
     if against:
-        more = f", but not {listed(against)}"
+        more = f", except for {listed(against)}"
     elif along == steps > 1:
         more = ", at each step in size"
     word = "less" if change < 0 else "more"
@@ -270,7 +272,7 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
 
 
 def teacher_sentences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return for each model with a teacher a sentence that compares the two.
+    """Return a sentence for each model that has a teacher, which compares the two.
 
     A model condenses more than its teacher if the tokens of a text are more similar in the model's
     last layers.
@@ -287,7 +289,10 @@ def teacher_sentences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
         unclear = "condenses neither clearly more nor less than"
         verdict = verdicts.get(_direction(row), unclear)
         about = f"{row['model']} {verdict} its teacher {row['other']}"
-        sentences.append(f"{about}: {row['difference']:+.3f} ({ends}).")
+        sentences.append(
+            f"{about}: similarity of tokens in the last layers differs by "
+            f"{row['difference']:+.3f} ({ends})."
+        )
     return sentences
 
 
@@ -314,7 +319,8 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
 
         - ``model``: the name of the model;
         - ``verdict``: ``alike`` if the curve only rises, ``apart`` if it only falls, ``turns`` if
-            it does both, ``none`` if no change is clear, ``undefined`` with fewer than two texts;
+            it does both, ``none`` if no change is clear, ``undefined`` with fewer than two
+            texts whose similarity varies with depth;
         - ``curve``: the curve in words; empty if no change is clear;
         - ``like``: with ``alike`` or ``apart``, names of the controls whose trend is not clearly
             weaker than that of the model;
@@ -374,8 +380,8 @@ def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
 
     Returns:
         The first direction (1 for a rise, -1 for a fall), and the depths at which the curve begins,
-        turns and ends. If no change is clear, or if the mean curve has a reversal by a quarter of
-        its range that is not clear, the direction is 0 and the list is empty.
+        turns and ends. If no change is clear, or if the mean curve has an unclear reversal by a
+        quarter of its range or more, the direction is 0 and the list is empty.
     """
     is_finite = np.isfinite(values).all(axis=1)
     values = values[is_finite]
@@ -515,7 +521,7 @@ def comparisons(
 ) -> dict[str, pd.DataFrame]:
     """Compare models by their mean similarity over the last depths.
 
-    Only models that read the same tokens are compared. The 95 % bounds of both tables hold at once.
+    Only models that read the same tokens are compared. The 95 % bounds of both tables hold jointly.
 
     Args:
         texts: The table ``texts`` of a `CondensationResult`.

@@ -34,8 +34,9 @@ def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int) ->
     Only states after a decoder block can be chosen: ``layer.K`` and ``last``.
 
     Args:
-        layers: Names of layers, the words ``all``, ``early_half`` and ``late_half``, or indices of
-            blocks, in a list or separated by commas.
+        layers: Names of layers, indices of blocks, or the words ``all``, ``early_half`` and
+            ``late_half`` (all blocks, or the first or second half of them), in a list or separated
+            by commas.
         blocks: Number of the model's decoder blocks.
 
     Raises:

@@ -157,8 +157,10 @@ class Decoder:
         two = [str(k) for k, block in enumerate(self.blocks) if has_two_parts(block)]
         if not two:
             return known
-        which = "each" if len(two) == count else f"layers {', '.join(two)}"
-        return f"{known}, and {which} of these with .attn or .ffn added"
+        which = "each layer.K"
+        if len(two) < count:
+            which = ", ".join(f"layer.{k}" for k in two)
+        return f"{known}, and {which} with .attn or .ffn added"
 
     def _outside(self) -> dict[str, Site]:
         """The places outside single blocks."""
@@ -174,9 +176,10 @@ class Decoder:
 
 
 def split_names(names: str | Sequence[str]) -> list[str]:
-    """Split a text into layer names, which ``+`` or ``,`` separate; ``last`` if there is none.
+    """Split a text into layer names separated by ``+`` or ``,``.
 
-    A sequence of names is returned as a list.
+    Blank names are dropped; without any name the result is ``["last"]``. A sequence of names is
+    treated the same way.
 
     >>> split_names("last+layer.-1.attn")
     ['last', 'layer.-1.attn']
@@ -381,7 +384,7 @@ def depth(config: Any) -> int | None:
 def block_lists(root: nn.Module) -> list[tuple[nn.Module, nn.ModuleList]]:
     """Find the lists of blocks in a model: outermost ModuleLists whose members have submodules.
 
-    Each is returned as a pair of the module that contains the list, and the list.
+    Returns pairs: the module that contains a list, and the list.
     """
     lists: list[tuple[nn.Module, nn.ModuleList]] = []
     for child in root.children():
@@ -426,8 +429,8 @@ def head(model: nn.Module) -> nn.Module | None:
 def has_two_parts(block: nn.Module) -> bool:
     """Whether a block has a token mixer and a feed-forward part.
 
-    A block has both if at least two of its submodules are not norms, and one of these has
-    submodules itself.
+    A block has both if at least two of its submodules have a weight matrix or submodules of their
+    own, and at least one has submodules.
     """
     composite = 0
     linear = 0

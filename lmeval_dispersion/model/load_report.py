@@ -31,7 +31,8 @@ _ADAPTER_PART = re.compile(
 _OTHER_BASE = "write the base that the adapter was trained on into adapter_config.json, or save the adapter again"
 # lm-eval gives the base the tokenizer's size before it loads an adapter.
 _CUT_BASE = (
-    "the adapter has rows for a padded vocabulary; merge it into its base (merge_and_unload, "
+    "the adapter's rows are for a vocabulary of another size; name the tokenizer that it was "
+    "trained with (model_args tokenizer=...), or merge it into its base (merge_and_unload, "
     "save_pretrained)"
 )
 _UNMERGED = re.compile(r"\.(lora_\w+|base_layer|original_module|modules_to_save)\.")
@@ -43,8 +44,8 @@ def watched_loads(tell: Tell, *, adapter: bool = False) -> Iterator[None]:
     """Inside this context, report every model that is loaded although its files lack weights.
 
     Args:
-        tell: Called with the name or folder of such a model and a sentence on what is missing. If
-            it raises an error, loading the model fails with that error.
+        tell: Called with the name or folder of such a model or adapter, and a sentence on what is
+            missing. If it raises an error, loading fails with that error.
         adapter: Whether to watch adapters of PEFT too, which imports PEFT.
 
     Raises:
@@ -114,8 +115,8 @@ def _watched_from_pretrained(kind: type, tell: Tell) -> Any:
             model, report = load(*args, **options)
         except NotImplementedError as error:  # torch's, of numbers that are not floating ones
             raise DispersionError(
-                f"its files seem to lack weights, whose type cannot be set at random ({error}); "
-                "save or download the model again"
+                "the checkpoint's files seem to lack weights of a type that cannot be set at random "
+                f"({error}); save or download the model again"
             ) from error
         except RuntimeError as error:
             text = str(error)
@@ -187,8 +188,8 @@ def _watched_adapter(kind: Any, tell: Tell) -> Any:
             )
             of_tokens = all("lm_head" in name or "embed" in name for name in names)
             raise DispersionError(
-                f"{tensors} another shape than adapter_config.json and its base {_name_of(self)} give, "
-                f"the first of {_module(names[0])}; {_CUT_BASE if of_tokens else _OTHER_BASE}"
+                f"{tensors} another shape than adapter_config.json and the base {_name_of(self)} "
+                f"give (first: {_module(names[0])}); {_CUT_BASE if of_tokens else _OTHER_BASE}"
             ) from error
         sentence = adapter_sentence(self, adapter_name, result.missing_keys, result.unexpected_keys)
         if sentence:
@@ -202,7 +203,9 @@ def _watched_adapter(kind: Any, tell: Tell) -> Any:
 
 
 def report_sentence(model: Any, report: Mapping[str, Collection[Any]]) -> str:
-    """Return a sentence on the tensors that a model's files lack; empty if they lack none.
+    """Return a sentence on the tensors that a model's files lack, or else "".
+
+    If tensors have another shape than the model needs, the sentence is on these.
 
     Args:
         model: A model that transformers has loaded.
@@ -217,8 +220,8 @@ def report_sentence(model: Any, report: Mapping[str, Collection[Any]]) -> str:
     tensors = _counted(len(_parameters(model)), "tensor")
     verb = "is" if len(missing) == 1 else "are"
     return (
-        f"{len(missing)} of its {tensors} {verb} not in its files and would be set at random, the first "
-        f"{first}; {_advice(model, missing, sorted(map(str, report['unexpected_keys'])))}"
+        f"{len(missing)} of its {tensors} {verb} not in its files and would be set at random "
+        f"(first: {first}); {_advice(model, missing, sorted(map(str, report['unexpected_keys'])))}"
     )
 
 
@@ -244,13 +247,13 @@ def _advice(model: Any, missing: Sequence[str], unexpected: Sequence[str]) -> st
         kind = type(model).__name__
         others = _counted(len(unexpected), "tensor")
         return (
-            f"its files have {others} of another model than {kind}, the first {unexpected[0]}; choose a "
-            f"checkpoint that was saved as {kind}"
+            f"its files have {others} of another model than {kind} (first: {unexpected[0]}); "
+            f"choose a checkpoint that was saved as {kind}"
         )
     if missing == [_head(model)]:
         return (
             "if the output projection shares the embedding's values, set tie_word_embeddings to true in "
-            "config.json"
+            "config.json; otherwise save or download it again"
         )
     return "save or download it again"
 
@@ -258,7 +261,7 @@ def _advice(model: Any, missing: Sequence[str], unexpected: Sequence[str]) -> st
 def adapter_sentence(
     model: Any, name: str, missing: Collection[str], unexpected: Collection[str]
 ) -> str:
-    """Return a sentence on why an adapter does not fit its base; empty if it fits.
+    """Return a sentence on why an adapter does not fit its base; "" if it fits.
 
     Args:
         model: PEFT's model with the adapter loaded.
@@ -289,15 +292,15 @@ def _misfit(base: str, missing: Sequence[str], unexpected: Sequence[str]) -> str
             len(unexpected), "tensor of the adapter belongs", "tensors of the adapter belong"
         )
         return (
-            f"{tensors} to no module of its base {base}, the first to {_module(unexpected[0])}; "
+            f"{tensors} to no module of its base {base} (first: {_module(unexpected[0])}); "
             f"{_OTHER_BASE}"
         )
     if missing:
         tensors = _counted(len(missing), "tensor of the adapter is", "tensors of the adapter are")
         first = _module(missing[0])
         return (
-            f"{tensors} not in its file and would be untrained, the first that of {first}; save the adapter "
-            "again"
+            f"{tensors} not in its file and would be untrained (first: {first}); "
+            "save the adapter again"
         )
     return ""
 
@@ -316,11 +319,11 @@ def _of_other_shape(model: Any, report: Mapping[str, Collection[Any]]) -> str:
     advice = "correct config.json, or save the model again"
     if shapes[first]:
         stored, wanted = shapes[first]
-        about = f" ({tuple(stored)} in place of {tuple(wanted)})"
+        about = f", {tuple(stored)} in place of {tuple(wanted)}"
         if 0 in stored:
             advice = "DeepSpeed ZeRO-3 leaves such placeholders; run its script zero_to_fp32.py"
-    tensors = _counted(len(names), "tensor of its files has", "tensors of its files have")
-    return f"{tensors} another shape than config.json gives, the first {first}{about}; {advice}"
+    tensors = _counted(len(names), "tensor of the checkpoint has", "tensors of the checkpoint have")
+    return f"{tensors} another shape than config.json gives (first: {first}{about}); {advice}"
 
 
 def _missing(model: Any, reported: Collection[str]) -> list[str]:

@@ -131,8 +131,10 @@ def chosen_model(model: str, model_args: str = "", device: str | None = None) ->
         trust_remote_code=flags["trust_remote_code"],
     )
     if given:
+        what = "it" if len(given) == 1 else "them"
         raise UsageError(
-            f"expected only dtype, peft, revision, {', '.join(flags)}, got {', '.join(given)}",
+            f"expected only dtype, peft, revision, {', '.join(flags)}, got {', '.join(given)}; "
+            f"leave {what} out",
             argument="model_args",
         )
     return choice
@@ -219,7 +221,7 @@ def load_model(
         quantize: Load the weights in 4 or 8 bits through bitsandbytes; None to load them as stored.
         adapter: Hub id or folder of a PEFT adapter for the model.
         device: ``cpu``, ``cuda``, ``cuda:1``, …, or ``auto`` to spread the model over all GPUs.
-            None for the first GPU, or the CPU without one.
+            None for the first GPU, or the CPU if there is none.
         trust_remote_code: Whether to run code that the checkpoint contains.
         encoder: Whether to accept bidirectional models (BERT, ALBERT) too, which are loaded as the
             class that their configuration names.
@@ -247,6 +249,8 @@ def load_model(
     def attempt(load: Any, **options: Any) -> Any:
         try:
             return load(source, **common, **options)
+        except DispersionError as error:  # on the checkpoint's files, without its name
+            raise DispersionError(f"{source}: {error}") from error
         except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
             raise _explained(source, revision, error) from error
 
@@ -421,7 +425,7 @@ def _with_adapter(model: Any, adapter: str) -> Any:
 def weights_identity(
     name: str | Path, commit: str | None = None, gguf: str | None = None
 ) -> str | None:
-    """Return a text that identifies a checkpoint's files by content; None if that is unknown.
+    """Return a text that identifies a checkpoint's files by content; None if it is unknown.
 
     The text is ``NAME@COMMIT`` for a model of the Hub, and a digest of the files for a folder.
 
@@ -487,7 +491,7 @@ def _hub_identity(name: str, commit: str | None, file: str | None) -> str | None
 
 
 def cached_commit(name: str, revision: str | None = None, file: str | None = None) -> str | None:
-    """Return the commit at which a model of the Hub is in the cache; None if it is not there.
+    """Return the commit of a Hub model in the local cache; None if the model is not there.
 
     Args:
         name: Hub id.

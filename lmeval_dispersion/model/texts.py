@@ -55,12 +55,12 @@ class Texts:
         revision: Branch, tag or commit of a data set of the Hub; None for the main branch.
         read: Number of texts in the latest iteration so far, including skipped ones.
         skipped: Number of ``empty`` and of ``undecodable`` texts in the latest iteration so far.
-            Undecodable are lines and paragraphs that are not UTF-8, lines that are not a JSON
-            object with a text, and parquet values that are not text.
+            A text is undecodable if it is not UTF-8, or if its line is not a JSON object or has no
+            text under ``column``, or if its value in a parquet file or a data set is not text.
 
     Raises:
         UsageError: The file does not exist, is a folder or of an unknown kind; or, while iterating,
-            it cannot be read or has no such column.
+            the source cannot be read or has no field ``column``.
     """
 
     def __init__(self, source: str | Path, *, column: str = "text") -> None:
@@ -95,16 +95,17 @@ class Texts:
                 yield SourceText(number, value)
 
     def report(self) -> str | None:
-        """Return a sentence on the texts that the latest iteration skipped; None if it skipped none."""
+        """Return a line on the texts that the latest iteration skipped; None if it skipped none."""
         parts = [f"{count} {reason}" for reason, count in self.skipped.items() if count]
         if not parts:
             return None
-        return f"{self.source}: skipped {' and '.join(parts)} of {self.read} texts"
+        number = sum(self.skipped.values())
+        return f"{self.source}: skipped {number} of {self.read} texts ({', '.join(parts)})"
 
     def objects(self) -> Iterator[dict[str, Any] | None]:
-        """Yield the JSON object in each line of a JSONL file that is not blank.
+        """Yield the JSON object in each non-blank line of a JSONL file.
 
-        None is yielded for a line that has another value or is not valid JSON.
+        None is yielded for a line that is not valid JSON, or holds another value than an object.
         """
         assert self.path is not None
         return (_json_object(line) for line in _lines(self.path) if line.strip())
@@ -137,7 +138,7 @@ class Texts:
     def _check_column(self, known: Iterable[str]) -> None:
         if self.column not in known:
             raise UsageError(
-                f"expected texts under {self.column!r} in {self.source}, which has "
+                f"expected texts under {self.column!r} in {self.source}, whose fields are "
                 f"{', '.join(sorted(known)[:20])}; give the right column"
             )
 

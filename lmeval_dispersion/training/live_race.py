@@ -56,11 +56,12 @@ class Place(NamedTuple):
 
     Attributes:
         score: The mean score of this save.
-        margin: The answers show that no other save is better than the best by more than this, in
-            score.
+        margin: The most by which the mean score of another save may exceed that of the best, as far
+            as the answers show.
         best: The step of the best save so far.
         best_kept: The step of the best save whose files still exist; None if none exists.
-        worse: How many saves in a row, up to this one, are shown to be worse than the best.
+        worse: How many saves in a row, up to this one, are each shown to be worse than the best
+            save before it.
     """
 
     score: float
@@ -77,13 +78,13 @@ class Standings:
 
     Args:
         contest: The :class:`~lmeval_dispersion.racing.contest.Contest` over all questions. Every
-            save is asked the first questions of its common order.
+            save is asked the first questions of the contest's common order.
         planned: Number of saves that the run will have; None if it is not known.
 
     Attributes:
         contest: The contest, which holds the answers of the saves.
         planned: Number of saves that the run will have; None if it is not known.
-        asked: The steps of the saves that were asked, in the order of asking.
+        asked: The steps of the saves that have answered, in that order.
     """
 
     def __init__(self, contest: Contest, planned: int | None = None) -> None:
@@ -93,9 +94,9 @@ class Standings:
         self._worse: dict[int, bool] = {}
 
     def take(self, step: int, scores: Scores) -> None:
-        """Add the answers that a save gave to the first questions of the common order.
+        """Add the answers that a save gave to the first questions of the contest's common order.
 
-        If the save was asked before, the new answers replace the earlier ones.
+        If the save has answered before, the new answers replace the earlier ones.
 
         Args:
             step: The step of the save.
@@ -118,7 +119,7 @@ class Standings:
         return self.contest.mean(str(step))
 
     def best(self, steps: Sequence[int]) -> int:
-        """Return the step of the save with the highest mean score.
+        """Return the step of the save with the highest mean score, among the saves of ``steps``.
 
         Of saves with equal scores, the one that gives the right answers the highest mean
         probability is taken; if that is equal too, the first.
@@ -132,10 +133,10 @@ class Standings:
         return max(steps, key=height)
 
     def margin(self) -> float:
-        """Return how much better than the best save any other save may be at most, in mean score.
+        """Return the most by which any other save may be better than the best save, in mean score.
 
-        The probability that this bound is wrong is at most ``contest.error``. It is 0 with a single
-        save.
+        The probability that this bound is wrong is at most ``contest.error``. The bound is 0 with a
+        single save.
         """
         best = self.best(self.asked)
         others = [step for step in self.asked if step != best]
@@ -152,7 +153,7 @@ class Standings:
     def worse_in_a_row(self, step: int) -> int:
         """Return how many saves in a row, up to that of ``step``, are shown to be worse.
 
-        A save is shown to be worse by its comparison with the best of the saves before it.
+        A save counts if it is shown to be worse than the best of the saves before it.
         """
         count = 0
         end = self.asked.index(step) + 1
@@ -185,9 +186,12 @@ class Standings:
 
 
 def command_options(asking: Asking) -> list[str]:
-    """Return the options with which `dispersion race` asks the same questions in the same way.
+    """Return the options with which `dispersion race` asks questions in the way of ``asking``.
 
-    They are returned as words of a command line, without the tasks.
+    The options are words of a command line. The tasks are left out.
+
+    Args:
+        asking: The questions, and how they are asked.
     """
     words = list[str]()
     for field in fields(asking):
@@ -201,10 +205,10 @@ def command_options(asking: Asking) -> list[str]:
 
 
 class LiveRace:
-    """A race between the saves of a training run, which are asked while they are in memory.
+    """A race between the saves of a training run, each of which answers questions while in memory.
 
-    A save is a checkpoint that the run writes. The answers are kept in a folder. In a distributed
-    training every process makes a `LiveRace` and calls the same methods; only the first process
+    A save is a checkpoint that the run writes. The answers are kept in a folder. In distributed
+    training, every process makes a `LiveRace` and calls the same methods; only the first process
     writes.
 
     Args:
@@ -218,7 +222,7 @@ class LiveRace:
     Attributes:
         run: The folder of the saves.
         folder: The folder of the race, inside ``run``.
-        standings: The saves that were asked, and how they compare.
+        standings: The saves that have answered, and how they compare.
         questions: Number of questions for each save: the number wanted, but not more than earlier
             saves in the folder were asked, and not more than the tasks have.
         available: Number of questions in the tasks.
@@ -298,10 +302,11 @@ class LiveRace:
         self.has_answers = True
 
     def forecast(self, pace: float) -> str:
-        """Return the sentence that is printed before the training.
+        """Return the text that is printed before the training.
 
         It says how many questions each save answers, how large a difference between two saves these
-        questions show, how long they take, and which command continues the race.
+        questions show (unless all are asked), how long they take (if known), and which command
+        continues the race.
 
         Args:
             pace: Seconds for one question; 0 if the time is not known.
@@ -319,7 +324,7 @@ class LiveRace:
         if pace:
             cost = f"; this takes about {_duration(self.questions * pace)} for each save"
             planned = self.standings.planned
-            if planned:
+            if planned is not None and planned > 1:
                 cost += f", {_duration(planned * self.questions * pace)} for all {planned} saves"
         tasks = self.folder.tasks
         command = shlex.join(
@@ -327,7 +332,7 @@ class LiveRace:
         )
         return (
             f"race of {tasks}: each save answers {asked}{cost}. `{command}` continues the race "
-            "until the best save is proved."
+            "until the answers show which save is best."
         )
 
     def timed(self, model: Any, tokenizer: Any) -> float:
@@ -416,7 +421,7 @@ class LiveRace:
         return together(answers)
 
     def standing(self, step: int) -> Place:
-        """Return how the run stands after the save of ``step``, which must have been asked."""
+        """Return how the run stands after the save of ``step``, which must have answered."""
         standings = self.standings
         kept = [other for other in standings.asked if self._place(other).is_dir()]
         place = Place(
@@ -457,7 +462,7 @@ class LiveRace:
 
 
 def shown_difference(questions: int, available: int, error: float) -> float:
-    """Return how large a difference in mean score is shown in about four comparisons of five.
+    """Return the difference in mean score between two saves that is shown in about 80 % of cases.
 
     It is assumed that the two saves answer one question in five differently.
 
@@ -478,7 +483,7 @@ def step_of(label: str) -> int:
 
 
 def process_number() -> int:
-    """Return the rank of this process in a distributed training; 0 without one."""
+    """Return the rank of this process in distributed training; 0 otherwise."""
     return dist.get_rank() if _is_distributed() else 0
 
 
@@ -492,7 +497,7 @@ def _is_distributed() -> bool:
 
 
 def from_first(value: T) -> T:
-    """Return the first process's value in every process of a distributed training."""
+    """Return the first process's ``value`` in every process of distributed training."""
     if _processes() == 1:
         return value
     box = [value]
@@ -521,7 +526,7 @@ def together(compute: Callable[[], T]) -> T:
 
 
 def all_agree(value: bool) -> bool:
-    """Return whether ``value`` is true in every process of a distributed training."""
+    """Return whether ``value`` is true in every process of distributed training."""
     if _processes() == 1:
         return value
     values = [False] * _processes()

@@ -89,8 +89,8 @@ def push_away(
     """Return minus the mean cosine distance over all pairs of tokens.
 
     The value lies in [-n/(n-1), 0] for n tokens: 0 if all vectors point the same way, -1 if they
-    are orthogonal on average. Its negative is the dispersion of the tokens. Source: the paper RD,
-    section 3.4.
+    are orthogonal on average. Its negative is the dispersion of the tokens. Source: section 3.4
+    of the paper RD (see the module).
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -126,10 +126,11 @@ def push_away(
 
 @wraps(push_away, assigned=())  # its signature
 def squeeze(z: Tensor, **options: Any) -> Tensor:
-    """Return the mean cosine distance over all pairs of tokens, the opposite of `push_away`.
+    """Return the mean cosine distance over all pairs of tokens, the negative of `push_away`.
 
     Minimising this loss makes states more alike, which should make a model worse: it serves as the
-    control experiment. It takes the arguments of :func:`push_away`. Source: the paper RD, B.4.2.
+    control experiment. It takes the arguments of :func:`push_away`. Source: appendix B.4.2 of the
+    paper RD (see the module).
     """
     return -push_away(z, **options)
 
@@ -142,8 +143,8 @@ def cross_domain_push_away(
 ) -> Tensor:
     """Return minus the mean cosine distance over pairs of tokens from different domains.
 
-    The value lies in [-2, 0]; it is 0 if the batch has one domain. Source: the paper RD, section
-    3.4.
+    The value lies in [-2, 0]; it is 0 if the batch has one domain. Source: section 3.4 of the
+    paper RD (see the module).
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -178,15 +179,16 @@ def angular_spread(
     """Return the log of the mean of exp(-D / tau) over pairs, where D = arccos(cos) / pi.
 
     The value lies in [-1/tau, 0]: 0 if all vectors point the same way, -1/(2 tau) if all are
-    orthogonal. Cosines are kept 1e-6 away from +-1, so that the gradient is finite. Source: the
-    paper LD, angular spread.
+    orthogonal. Cosines are kept 1e-6 away from +-1, so that the gradient is finite. Source:
+    angular spread in the paper LD (see the module).
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
         tau: The temperature, at least 0.02; the smaller it is, the more the closest pairs count.
         pairs: ``sequence`` for pairs inside a sequence, ``batch`` for those of the whole batch.
-        released: Whether to use the constants of LD's released code. Its cosines are cut at 0.25
-            from +-1; give a number for another cut (the GPT-2 command line of that code has 0.1).
+        released: Whether to use the constants of LD's released code, for which the range above does
+            not hold. That code cuts cosines at 0.25 from +-1; give a number for another cut (its
+            GPT-2 command line has 0.1).
         **selection: The tokens that count; see `Selection`.
 
     Returns:
@@ -215,13 +217,14 @@ def orthogonalization(
     """Return the mean of max(0, margin - D)^2 over pairs, where D = arccos(cos) / pi.
 
     The value lies in [0, margin^2]: 0 if no two vectors are closer than ``margin``, margin^2 if all
-    point the same way. Source: the paper LD, orthogonalization.
+    point the same way. Source: orthogonalization in the paper LD (see the module).
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
         margin: The distance up to which pairs are pushed apart, in (0, 1]; 0.5 is a right angle.
         pairs: ``sequence`` for pairs inside a sequence, ``batch`` for those of the whole batch.
-        released: Whether to use the constants of LD's released code, as in :func:`angular_spread`.
+        released: Whether to use the constants of LD's released code, as in :func:`angular_spread`;
+            the range above does not hold for it.
         **selection: The tokens that count; see `Selection`.
 
     Returns:
@@ -252,8 +255,8 @@ def l2_repel(
     """Return the log of the mean of exp(-|z_i - z_j|^2 / tau) over pairs, plus a norm term.
 
     The norm term is ``norm_weight`` times the mean square of the numbers in ``z``. The first term
-    is at most 0, its value if all vectors coincide. If distances are large against sqrt(tau), the
-    closest pair decides its value. Source: the paper LD, l2-repel.
+    is at most 0, and 0 if all vectors coincide. If distances are large against sqrt(tau), the
+    closest pair determines the first term. Source: l2-repel in the paper LD (see the module).
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -264,7 +267,8 @@ def l2_repel(
         pairs: ``sequence`` for pairs inside a sequence, ``batch`` for those of the whole batch.
         released: Whether to use the constants of LD's released code, which also counts the pairs of
             a token with itself; ``tau`` must then be a number. At large distances, as in the middle
-            layers of a GPT-2, the first term then has practically no gradient.
+            layers of a GPT-2, the first term then has practically no gradient; it is 0.01 if all
+            vectors coincide.
         **selection: The tokens that count; see `Selection`.
 
     Returns:
@@ -278,7 +282,7 @@ def l2_repel(
         raise UsageError(f"expected a norm_weight of at least 0, got {norm_weight}")
     if released and tau == "median":
         raise UsageError(
-            "expected a number as tau with released, got 'median'; LD's released code has tau=1.0"
+            "expected a number as tau with released, got 'median'; the paper's code has tau=1.0"
         )
     p = points(z, pairs=pairs, **selection)
     if tau == "median":
@@ -305,10 +309,10 @@ def decorrelation(
 ) -> Tensor:
     """Return the mean squared correlation over pairs of different features.
 
-    The value lies in [0, 1]; 0 if the features are uncorrelated. Source: the paper LD,
-    decorrelation, whose sum is a mean here. LD's table 1 standardises each token over its features,
-    but multiplies Z^T Z, whose entries belong to pairs of features; this function standardises each
-    feature over the tokens.
+    The value lies in [0, 1]; it is 0 if the features are uncorrelated. Source: decorrelation in the
+    paper LD (see the module), with a mean in place of the sum. In LD's table 1 each token is
+    standardised over its features, although the entries of Z^T Z belong to pairs of features; here
+    each feature is standardised over the tokens.
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
@@ -394,17 +398,18 @@ class DispersionLoss(nn.Module):
     Args:
         loss: Name of a loss, or a function of your own. It is called as ``loss(z, mask=mask,
             segments=segments)`` with the states (b, t, d) of each layer and returns a scalar that
-            autograd can differentiate. ``domains`` and ``generator`` are passed too if it has such
-            arguments.
-        seed: Seed of the tokens drawn for ``max_tokens``. The draw of call k depends on the seed
-            and k alone, so a run that is resumed with ``calls = k`` draws the same tokens.
-        options: Keyword arguments of the loss.
+            autograd can differentiate. ``domains`` is passed too if the function has that argument,
+            and ``generator`` if it has that argument and ``max_tokens`` is set.
+        seed: Seed of the draw of tokens, if ``max_tokens`` is set. The draw of call k depends on
+            the seed and k alone, so a run that is resumed with ``calls = k`` draws the same tokens.
+        options: Keyword arguments of the loss, such as ``max_tokens``, the most tokens that are
+            drawn from each row.
 
     Attributes:
         function: The loss as a function.
         name: Name of the loss.
         options: Keyword arguments of the loss.
-        seed: Seed of the tokens drawn for ``max_tokens``.
+        seed: Seed of the draw of tokens.
         calls: Number of calls so far. The first call is number 0.
         needs_domains: Whether each call needs ``domains``.
 
@@ -442,7 +447,7 @@ class DispersionLoss(nn.Module):
         segments: Tensor | None = None,
         domains: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss of states.
+        """Return the loss of the states ``z``.
 
         Args:
             z: Shape (b, t, d), or (l, b, t, d) for a stack of layers.
@@ -534,7 +539,8 @@ def _released_clamp(released: bool | float) -> float | None:
     if not 0.0 < released < 1.0:
         raise UsageError(
             "expected released to be True, False, or the distance from ±1, above 0 and below 1, at "
-            f"which cosines are cut, got {released!r}; LD's code has 0.25 and 0.1"
+            f"which cosines are cut, got {released!r}; the paper's code has 0.25 and "
+            "0.1"
         )
     return float(released)
 

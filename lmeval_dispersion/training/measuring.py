@@ -38,8 +38,8 @@ _TOKENS = 32  # most tokens of a text
 class Measuring:
     """Measures a model in memory: G of token sets, and how spread the states of fixed texts are.
 
-    G, the gap of the paper RD, is the mean cosine distance over the pairs of a domain's rows of the
-    output projection, plus the mean distance between these rows and the rows of everyday words.
+    G is the mean cosine distance over the pairs of a domain's rows of the output projection, plus
+    the mean distance between these rows and the rows of everyday words.
 
     Args:
         tokenizer: The model's tokenizer, from transformers.
@@ -96,7 +96,7 @@ class Measuring:
 
         The names are ``geometry/gap_DOMAIN``, its standard error ``geometry/gap_DOMAIN_se``, and
         ``geometry/FIGURE/LAYER`` for each figure of :meth:`spread` (``geometry/FIGURE`` for the
-        layer ``last``). In a distributed training every process of a sharded model must call this
+        layer ``last``). In distributed training, every process of a sharded model must call this
         method.
 
         Raises:
@@ -118,7 +118,9 @@ class Measuring:
         return figures
 
     def gaps(self, model: nn.Module) -> dict[str, Gap]:
-        """Return G of every domain, from the model's output projection, by the domain's name.
+        """Return G of every domain with its standard error, by the domain's name.
+
+        The rows are those of the model's output projection.
 
         Raises:
             GeometryError: A row is zero, NaN or infinite.

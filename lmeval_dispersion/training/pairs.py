@@ -80,7 +80,7 @@ class Points:
         return sums.index_add_(0, self.owner.flatten(), rows.flatten())
 
     def counts(self, ok: Tensor) -> Tensor:
-        """Return the number of tokens in each group where ``ok`` is true.
+        """Return for each group the number of tokens for which ``ok`` is true.
 
         Args:
             ok: Shape (rows, t).
@@ -105,7 +105,7 @@ class Points:
         return total / counted.sum(-1).clamp(min=1.0)
 
     def by_group(self) -> tuple[Tensor, Tensor]:
-        """Return the tokens with one padded row for each group.
+        """Return the tokens' states in one padded row for each group.
 
         Returns:
             The states, shape (groups, longest, d), and a mask, shape (groups, longest), true on
@@ -137,12 +137,13 @@ def points(
     """Select the tokens of which a loss forms pairs.
 
     Args:
-        z: Shape (b, t, d) or (l, b, t, d), any float dtype. It is converted to float32, except from
+        z: Shape (b, t, d) or (l, b, t, d), any float dtype; converted to float32 unless it is
             float64.
         mask: Shape (b, t), true on real tokens; None if all are real.
         segments: Shape (b, t), the document of each token in packed rows; None for one document a
             row.
-        pairs: ``sequence`` makes each document of a row a group, ``batch`` the whole batch.
+        pairs: ``sequence`` makes each document of a row a group, ``batch`` makes the whole batch
+            one group.
         max_tokens: Maximum number of tokens that are drawn from each row, anew for each layer; None
             for all.
         generator: The random generator of this draw; None for the same draw at every call.
@@ -292,6 +293,10 @@ def squared_correlations(p: Points, *, of_tokens: bool) -> Means:
 def angular_exponentials(p: Points, tau: float) -> Means:
     """Return the log of the mean of exp(-D / tau) over each group's pairs, D = arccos(cos) / pi.
 
+    Args:
+        p: The tokens.
+        tau: The temperature.
+
     Returns:
         Two tensors, shape (groups,): the values, and whether each group has a pair.
     """
@@ -310,6 +315,10 @@ def angular_exponentials(p: Points, tau: float) -> Means:
 
 def angular_hinges(p: Points, margin: float) -> Means:
     """Return the mean of max(0, margin - D)^2 over each group's pairs, D = arccos(cos) / pi.
+
+    Args:
+        p: The tokens.
+        margin: The distance D up to which pairs are pushed apart.
 
     Returns:
         Two tensors, shape (groups,): the values, and whether each group has a pair.
@@ -374,12 +383,12 @@ def distance_exponentials(p: Points, rate: Tensor) -> Means:
 def median_distance(p: Points, most: int = 128) -> Tensor:
     """Return the median squared distance over the pairs of each group.
 
-    Of an even number of pairs the lower middle one is taken.
+    If the number of pairs is even, it is the lower of the two middle values.
 
     Args:
         p: The tokens.
-        most: Maximum number of tokens that are used of a group; of a larger group, tokens at even
-            distances are taken.
+        most: Maximum number of tokens that are taken from a group; from a larger group, tokens at
+            even distances are taken.
 
     Returns:
         Shape (groups,); NaN for a group without a pair.
@@ -628,6 +637,9 @@ def full_precision(device: torch.device) -> Iterator[None]:
     """Compute products inside the block in the precision of their operands.
 
     Autocast and TF32 are switched off, and restored afterwards.
+
+    Args:
+        device: The device of the operands.
     """
     with torch.autocast(device.type, enabled=False):
         before = torch.get_float32_matmul_precision()

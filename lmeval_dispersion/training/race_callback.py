@@ -40,20 +40,21 @@ _log = logging.getLogger(__name__)
 
 
 class RaceCallback(TrainerCallback):  # type: ignore[misc]
-    """Ask the model in memory at each save, and log which save is the best so far.
+    """Ask the model in memory lm-eval's questions at each save, and log the best save so far.
 
-    ``race/score``, ``race/margin`` and ``race/best_step`` are logged to ``state.log_history``, and
-    after :meth:`attach` to the trainer's trackers. The answers are kept in ``RUN/race-TASKS``,
-    where ``dispersion race RUN --tasks TASKS`` can continue the race. The training itself does not
-    change: its losses are the same to the last bit. An error while the model trains becomes a
-    warning.
+    ``race/score``, ``race/margin`` and ``race/best_step`` (see
+    :class:`~lmeval_dispersion.training.live_race.Place`) are logged to ``state.log_history`` and,
+    after :meth:`attach`, to the trainer's trackers. The answers are kept in ``RUN/race-TASKS``,
+    where ``dispersion race RUN --tasks TASKS`` can continue the race. Unless ``stop_after`` ends
+    it, the training does not change: its losses are the same to the last bit. An error while the
+    model trains becomes a warning.
 
     Args:
         tasks: Tasks of lm-eval, separated by commas. None to log only the geometry, that is, the
             figures of :class:`~lmeval_dispersion.training.measuring.Measuring`.
         questions: Number of questions for each save.
-        every: Also ask after each multiple of this number of steps, without a save; None to ask
-            only at saves.
+        every: Also ask at each multiple of this number of steps, although no save is written there;
+            None to ask only at saves.
         share: Share of the training's time that the questions may take, above 0 and below 1. The
             number of questions is lowered accordingly at the first save, but not below 10. None for
             no limit.
@@ -61,14 +62,15 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             end the training; None to never end it.
         run: The folder of the saves. Needed in a loop of your own; a trainer has one.
         tokenizer: The model's tokenizer; None for the trainer's.
-        options: For the geometry ``domains``, ``reference``, ``texts`` and ``layers``, as in
-            :class:`~lmeval_dispersion.training.measuring.Measuring`. For the race ``error``, and
+        options: For the geometry: ``domains``, ``reference``, ``texts`` and ``layers``, as in
+            :class:`~lmeval_dispersion.training.measuring.Measuring`. For the race: ``error``, and
             the options of :func:`~lmeval_dispersion.race` on questions and lm-eval, such as
             ``metric``, ``batch_size``, ``num_fewshot``, ``include_path`` or
             ``apply_chat_template``.
 
     Attributes:
-        should_stop: Whether ``stop_after`` saves in a row are shown to be worse than the best.
+        should_stop: Whether ``stop_after`` saves in a row have been shown to be worse than the
+            best one.
         trainer: The trainer to which :meth:`attach` added the callback; None without one.
 
     Raises:
@@ -136,9 +138,9 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         return self
 
     def ask(self, model: nn.Module, step: int) -> dict[str, float]:
-        """Ask and measure the model as the save ``RUN/checkpoint-STEP``.
+        """Ask the model the questions, and measure it, as the save ``RUN/checkpoint-STEP``.
 
-        This method is for a training loop of your own. In a distributed training every process must
+        This method is for a training loop of your own. In distributed training, every process must
         call it.
 
         Args:
@@ -151,6 +153,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
 
         Raises:
             UsageError: At the first call, if an argument, a task or the folder cannot be used.
+            ScreeningError: At the first call, if the tokenizer lacks too many words of a token set.
         """
         if not self._is_begun:
             if self.run is None:
@@ -182,6 +185,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
 
         Raises:
             UsageError: An argument, a task or the folder cannot be used.
+            ScreeningError: The tokenizer lacks too many words of a token set.
         """
         self.run = Path(args.output_dir)
         tokenizer = self.tokenizer
@@ -199,7 +203,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             self._at(args, state, control, given["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask the model at every ``every``-th step; a step that is saved is asked at its save."""
+        """Ask the model at every ``every``-th step, unless :meth:`on_save` will ask it then."""
         if self.every is None or state.global_step % self.every or control.should_save:
             return control
         return self._at(args, state, control, given["model"])
@@ -299,7 +303,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             try:
                 self._pace = race.timed(model, self.tokenizer)
             except Exception as error:
-                _warn("the questions that measure the speed failed", step, error)
+                _warn("the time for a question could not be measured", step, error)
         _say(race.forecast(self._pace))
 
     def _asked(self, model: Any, step: int) -> Place | None:
@@ -335,7 +339,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             race.lower(max(_LEAST, affordable))
             limit = "at most" if race.questions <= affordable else "more than"
             _say(
-                f"race: questions for each save: {race.questions}; asking takes {limit} about "
+                f"race: number of questions for each save: {race.questions}; they take {limit} "
                 f"{100 * share:g} % of the time between two saves"
             )
 

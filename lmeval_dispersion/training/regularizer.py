@@ -84,8 +84,8 @@ class DispersionRegularizer:
 
     The added term is ``weight`` times the mean of the loss over layers. Create the regularizer
     before a model wrapped by ``torch.compile`` or DDP runs for the first time. The model may be
-    wrapped by PEFT, DDP, FSDP2 or ``torch.compile``, before or after. Use the regularizer as a
-    context manager, or call :meth:`detach` at the end.
+    wrapped by PEFT, DDP, FSDP2 or ``torch.compile`` before the regularizer is created, or after.
+    Use the regularizer as a context manager, or call :meth:`detach` at the end.
 
     Args:
         model: A causal decoder of transformers, bare or wrapped.
@@ -98,8 +98,9 @@ class DispersionRegularizer:
         mode: With ``add``, :meth:`pop` returns the term to add to your loss. With ``inject``, its
             gradient is added to the layers' outputs, for loops whose loss cannot be changed; the
             errors of :meth:`pop` are then raised by the forward pass.
-        seed: Seed of the tokens drawn for ``max_tokens``.
-        options: Options of the loss, such as ``max_tokens=256`` or ``tau=0.5``.
+        seed: Seed of the draw of tokens, if the option ``max_tokens`` is set.
+        options: Options of the loss, such as ``max_tokens=256`` (the most tokens that are drawn
+            from each row) or ``tau=0.5``.
 
     Attributes:
         loss: The loss as a :class:`~lmeval_dispersion.training.losses.DispersionLoss`.
@@ -171,7 +172,7 @@ class DispersionRegularizer:
         """Return the term to add to your loss: the weighted loss of the latest training pass.
 
         A training pass is a forward pass in training mode with gradients. If a step has several,
-        the latest counts, so call this after each pass whose loss you use. A pass in training mode
+        the latest counts, so call `pop` after each pass whose loss you use. A pass in training mode
         without gradients, such as that of a reference model, changes nothing; a pass in evaluation
         mode drops a loss that was not fetched.
 
@@ -248,7 +249,7 @@ class DispersionRegularizer:
     def measured(self) -> Iterator[dict[str, TokenDispersion]]:
         """Measure the dispersion of each chosen layer in the evaluation passes inside the block.
 
-        The hooks that :meth:`detach` has removed are set again for the block.
+        If :meth:`detach` has removed the hooks, they are set again for the block.
 
         Yields:
             A `TokenDispersion` for each layer, by name. It collects all real tokens (by
@@ -267,8 +268,8 @@ class DispersionRegularizer:
     def dispersion(self) -> float | None:
         """Return the mean cosine distance over all token pairs of the latest training batch.
 
-        The tokens' states are those of the last of the chosen layers. None before the first
-        training pass, and after :meth:`detach`.
+        The tokens' states are those of the last of the chosen layers. The result is None before the
+        first training pass, and after :meth:`detach`.
         """
         if self._latest is None:
             return None
@@ -426,7 +427,7 @@ class DispersionRegularizer:
 
 
 class TokenDispersion:
-    """The mean cosine distance over all pairs of tokens, which are added batch by batch.
+    """The mean cosine distance over all pairs of tokens' states, which are added batch by batch.
 
     Only the sum and the number of unit vectors are kept, so the result does not depend on the
     batches, and the sums of several processes can be added.
@@ -440,12 +441,12 @@ class TokenDispersion:
         self.sums: Tensor | None = None  # (d + 1,): sum and number of the unit vectors, in float64
 
     def add(self, states: Tensor, mask: Tensor | None = None) -> None:
-        """Add the tokens of a batch.
+        """Add the states of a batch's tokens.
 
-        Tokens of length up to 1e-12 have no direction and are left out.
+        States with a norm of at most 1e-12 have no direction and are left out.
 
         Args:
-            states: Shape (b, t, d).
+            states: Shape (b, t, d), the states of one layer.
             mask: Shape (b, t), true on the tokens to add; None for all.
 
         Raises:

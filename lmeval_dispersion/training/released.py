@@ -31,6 +31,11 @@ def spread_as_released(p: Points, tau: float, clamp: float) -> Means:
 
     D = arccos(c) / pi, where c is the cosine, cut to [clamp - 1, 1 - clamp].
 
+    Args:
+        p: The tokens.
+        tau: The temperature.
+        clamp: How far from +-1 the cosines are cut.
+
     Returns:
         Two tensors, shape (groups,): the values, and whether each group has a pair.
     """
@@ -49,6 +54,11 @@ def hinges_as_released(p: Points, margin: float, clamp: float) -> Means:
 
     D = arccos(c) / pi, where c is the cosine, cut to [clamp - 1, 1 - clamp].
 
+    Args:
+        p: The tokens.
+        margin: The distance D up to which pairs are pushed apart.
+        clamp: How far from +-1 the cosines are cut.
+
     Returns:
         Two tensors, shape (groups,): the values, and whether each group has a pair.
     """
@@ -65,6 +75,10 @@ def repulsion_as_released(p: Points, tau: float) -> Means:
     """Return the log of the mean of exp(-|z_i - z_j|^2 / tau + 0.01) over all i, j of each group.
 
     The pairs i = j count too.
+
+    Args:
+        p: The tokens, with states z_i.
+        tau: The number by which squared distances are divided.
 
     Returns:
         Two tensors, shape (groups,): the values, and whether each group has a pair.

@@ -36,8 +36,9 @@ class DispersionConfig:
             :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
         weight: Factor of the loss. A callback may change ``trainer.regularizer.weight`` between
             steps.
-        seed: Seed of the tokens drawn for ``max_tokens``.
-        options: Options of the loss, such as ``{"max_tokens": 256}``.
+        seed: Seed of the draw of tokens, if the option ``max_tokens`` is set.
+        options: Options of the loss, such as ``{"max_tokens": 256}`` (the most tokens that are
+            drawn from each row).
     """
 
     loss: str | Callable[..., Tensor] = "angular_spread"
@@ -48,7 +49,7 @@ class DispersionConfig:
 
 
 class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
-    """Adds a dispersion loss to a trainer of transformers or one derived from it.
+    """Adds a dispersion loss to the Trainer of transformers, or to a trainer derived from it.
 
     The training log gets three figures, of which the first two are means over the same steps as
     ``loss``:
@@ -58,8 +59,8 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
     - ``dispersion``: the mean cosine distance of the tokens in the latest batch, at the last of the
       chosen layers.
 
-    Evaluation adds ``eval_dispersion/LAYER``, the dispersion of all tokens of the evaluation data,
-    for every chosen layer, and that of the last one as ``eval_dispersion``.
+    Evaluation adds for every chosen layer ``eval_dispersion/LAYER``, the dispersion of all tokens
+    of the evaluation data; the figure of the last chosen layer is ``eval_dispersion``, too.
 
     The gradient is that of the mean over micro-batches, for any number of accumulation steps; pairs
     are formed inside a micro-batch. If ``compute_loss`` runs the model more than once, the latest
@@ -123,6 +124,8 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         Raises:
             CaptureError: The hooks saw no states of a layer in this pass.
             NonFiniteLossError: The dispersion loss is NaN or infinite.
+            GeometryError: The batch's mask, documents or domains do not fit the states.
+            UsageError: The loss needs a column ``domains``, which the batch lacks.
         """
         inputs = dict(inputs)
         domains = inputs.pop(DOMAINS, None)
@@ -175,7 +178,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return result
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log as the trainer does; add ``ce_loss`` and the dispersion figures to each ``loss``."""
+        """Log as the trainer does; add ``ce_loss`` and dispersion figures to entries with ``loss``."""
         if "loss" in logs and self._sums:
             steps = max(1, self.state.global_step - self._summed_to)
             for name, total in self._sums.items():

@@ -110,12 +110,15 @@ CASES = {
     "another vocabulary": Case(
         "https://github.com/huggingface/transformers/issues/20082",
         cut_head,
-        ("1 tensor of its files", f"lm_head.weight ({(SIZE - 3, 32)} in place of {(SIZE, 32)})"),
+        (
+            "1 tensor of the checkpoint",
+            f"lm_head.weight, {(SIZE - 3, 32)} in place of {(SIZE, 32)}",
+        ),
     ),
     "placeholders of ZeRO-3": Case(
         "https://github.com/huggingface/transformers/issues/20082",
         placeholders,
-        (f"{ALL} tensors of its files", "model.embed_tokens.weight", "zero_to_fp32.py"),
+        (f"{ALL} tensors of the checkpoint", "model.embed_tokens.weight", "zero_to_fp32.py"),
     ),
     "tied without a head": Case(
         "https://huggingface.co/Qwen/Qwen2.5-0.5B", without("lm_head"), (), TIED

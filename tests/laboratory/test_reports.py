@@ -348,7 +348,10 @@ def family(levels, noise=0.02, seed=0):
             "Among s, m and l, on these texts, larger models condense less, at each step in size: "
             "similarity of tokens in the last 3 layers falls by 0.3",
         ),
-        ({"s": 0.9, "m": 0.5, "l": 0.6}, "larger models condense less, but not l after m: "),
+        (
+            {"s": 0.9, "m": 0.5, "l": 0.6},
+            "larger models condense less, except for l compared with m: ",
+        ),
         ({"s": 0.5, "m": 0.7, "l": 0.9}, "larger models condense more, at each step in size: "),
         ({"s": 0.7, "m": 0.7, "l": 0.7}, "larger models do not clearly condense less or more: "),
         ({"s": 0.9, "l": 0.5}, "Among s and l, on these texts, larger models condense less: "),

@@ -42,7 +42,7 @@ def test_skipped_texts_are_counted_and_keep_the_others_ids(tmp_path):
     source = Texts(tmp_path / "a.jsonl")
     assert [(item.id, item.text) for item in source] == [(0, "good"), (5, "last")]
     assert source.skipped == {"empty": 1, "undecodable": 3}
-    assert "1 empty and 3 undecodable of 6" in source.report()
+    assert "skipped 4 of 6 texts (1 empty, 3 undecodable)" in source.report()
     (tmp_path / "a.txt").write_bytes(b"good\n\n\xff\xfe bad\n\nlast")
     assert [(item.id, item.text) for item in Texts(tmp_path / "a.txt")] == [
         (0, "good"),
@@ -70,8 +70,8 @@ def test_mistakes_are_told_with_the_next_step(tmp_path):
     for name, message in (
         ("note.txt", f"does not exist; did you mean {tmp_path}/notes.txt"),
         ("a.csv", "expected a file of type .txt"),
-        ("a.jsonl", "under 'text' in .*, which has body; give the right column"),
-        ("a.parquet", "under 'text' in .*, which has body; give the right column"),
+        ("a.jsonl", "under 'text' in .*, whose fields are body; give the right column"),
+        ("a.parquet", "under 'text' in .*, whose fields are body; give the right column"),
         ("b.parquet", "expected a parquet file"),
         (
             "cut.jsonl.gz",
