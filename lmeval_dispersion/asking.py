@@ -48,7 +48,8 @@ class Judge:
 
     Attributes:
         metric: Metric that scores a question, in all tasks or in TASK alone; separate several by
-            commas, or repeat the option. Default: the first of acc, exact_match, … that a task has.
+            commas, or repeat the option. Default: for each task, the first of acc, exact_match, …
+            that it has.
     """
 
     metric: Annotated[str | None, Option("[TASK=][FILTER/]METRIC", action=JoinedByCommas)] = None

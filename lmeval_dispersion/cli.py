@@ -54,7 +54,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "inspect": (
             "lmeval_dispersion.laboratory.commands",
             "models",
-            "measure a model's states on your text: law, sublayers, condensation, clusters",
+            "measure hidden states on your text by perplexity, sub-layer, depth or context",
         ),
     },
 }

@@ -169,10 +169,10 @@ def rank_correlations(x: ArrayLike, rows: ArrayLike) -> Array:
 def spearman_bounds(rho: float, n: int) -> Bounds:
     """Return the 95 % interval of a Spearman correlation of ``n`` independent pairs, in [-1, 1].
 
-    The interval is NaN for n < 8. It is computed on the scale of Fisher's z with the variance
-    (1 + rho^2 / 2) / (n - 3), where 1 and -1 are replaced by the next smaller possible correlation.
-    If the two numbers of a pair are independent, it excludes 0 in at most 5 % of cases; a bootstrap
-    interval does so in up to 13 %.
+    The interval is NaN for n < 8, or if ``rho`` is NaN. It is computed on the scale of Fisher's z
+    with the variance (1 + rho^2 / 2) / (n - 3), where ±1 counts as the nearest possible correlation
+    inside (-1, 1). If the two numbers of a pair are independent, the interval excludes 0 in at most
+    5 % of cases; a bootstrap interval does so in up to 13 %.
 
     Source: Bonett and Wright, Psychometrika 65 (2000).
     """
@@ -199,8 +199,8 @@ def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
     The interval is NaN for n < 4 or without finite samples. On the scale of Fisher's z its half
     width is the standard deviation of the samples times the quantile of Student's t with n - 2
     degrees of freedom. In simulations with ten or more points it covers the true correlation in 94
-    to 99 % of cases (``tests/laboratory/test_intervals.py``), the percentiles of the samples in 86
-    to 91 %.
+    to 99 % of cases (``tests/laboratory/test_intervals.py``); the interval between percentiles of
+    the samples covers it in 86 to 91 %.
     """
     z = fisher(samples)
     z = z[np.isfinite(z)]
@@ -289,7 +289,7 @@ def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
 
 
 def percentiles(samples: ArrayLike) -> Bounds:
-    """Return the 95 % percentile bounds of the finite ``samples``; NaN without any."""
+    """Return the 2.5 % and 97.5 % percentiles of the finite ``samples``; NaN if none is finite."""
     numbers = np.asarray(samples, dtype=np.float64)
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):
@@ -450,9 +450,11 @@ def mcnemar_p(gained: int, lost: int) -> float:
 def paired_share_bounds(gained: int, lost: int, n: int) -> Bounds:
     """Return the 95 % interval of the difference of two shares of the same ``n`` > 1 documents.
 
-    The difference is (gained - lost) / n, with the arguments of :func:`mcnemar_p`. The interval is
-    Bonett and Price's, with Student's t in place of the normal distribution. It lies in [-1, 1] and
-    excludes 0 exactly where :func:`mcnemar_p` is below 5 % (enumerated for up to 300 documents).
+    The difference is (gained - lost) / n, where ``gained`` documents are right only in the second
+    share and ``lost`` only in the first. The interval is Bonett and Price's, with Student's t in
+    place of the normal distribution, widened to contain 0 unless :func:`mcnemar_p` is below 5 %. It
+    lies in [-1, 1]. Where the p-value is below 5 %, it excludes 0 (enumerated for up to 300
+    documents).
 
     Source: Bonett and Price, Journal of Educational and Behavioral Statistics 37 (2012).
     """
@@ -520,9 +522,9 @@ def holm(p_values: Mapping[K, float]) -> set[K]:
 def clearly_worse(tests: Mapping[tuple[K, K], tuple[float, float]]) -> set[K]:
     """Return the members that are clearly worse than another member.
 
-    This stays valid if the best member was chosen by its score: Holm's procedure is used over all
-    pairs, so that in at most 5 % of cases any member is returned that is not truly worse than
-    another, whichever members are truly equal.
+    Holm's procedure is used over all pairs. Therefore, in at most 5 % of cases any member is
+    returned that is not truly worse than another, even if the best member was chosen by its score,
+    and whichever members are truly equal.
 
     Args:
         tests: Every pair (first, second) -> (difference, p-value of no difference), where the
@@ -590,8 +592,7 @@ def auroc(signal: Array, right: Flags) -> Auroc:
     """Return the area under the ROC curve (AUROC) of a signal that is lower for wrong documents.
 
     ``signal`` and ``right`` have the shape (n,); some documents must be right and some wrong. Ties
-    count half. Source: DeLong, DeLong and
-    Clarke-Pearson, Biometrics 44 (1988).
+    count half. Source: DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988).
     """
     a, b = np.sort(signal[right]), np.sort(signal[~right])
     above = _share_below(b, signal[right])
@@ -615,8 +616,8 @@ def stratified_auroc(
 ) -> Auroc | None:
     """Return the AUROC over pairs of a right and a wrong document of the same stratum.
 
-    None without such a pair. The result is the mean over strata, weighted by their numbers of
-    pairs. The variance of a stratum is DeLong's; with a single right or a single wrong document it
+    The result is the mean over strata, weighted by their numbers of pairs; it is None without such
+    a pair. The variance of a stratum is DeLong's; with a single right or a single wrong document it
     is that of an uninformative signal, (right + wrong + 1) / (12 pairs).
 
     Args:
@@ -669,7 +670,7 @@ class RankAgreement(NamedTuple):
 
     Attributes:
         spearman: Spearman's correlation of ranks inside the strata.
-        spearman_p: Its two-sided p-value.
+        spearman_p: Two-sided p-value of that correlation.
         exact: Whether all permutations inside the strata were enumerated (strata of up to nine). If
             not, 9,999 were drawn with a fixed seed, and p = (1 + k) / (1 + 9,999), where k of them
             have a correlation at least as large in magnitude.

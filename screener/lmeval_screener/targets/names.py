@@ -161,7 +161,7 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """``repo`` without control characters, for reports."""
+        """``repo`` with unprintable characters escaped, for reports."""
         return printable(self.repo)
 
     @property
@@ -190,8 +190,8 @@ class Target:
         """Return the arguments by which lm-eval loads the checkpoint, as for ``--model_args``.
 
         For an adapter, ``pretrained`` and ``revision`` are those of its base, and ``peft`` is the
-        adapter; lm-eval has no revision for the adapter itself. ``tokenizer`` is added if the
-        checkpoint stores none, or if the adapter has its own.
+        adapter; lm-eval has no revision for the adapter itself. ``tokenizer`` is added if a local
+        checkpoint stores none and another one is known, or if an adapter has its own.
 
         Args:
             commit: The commit to load; None for the target's own revision.
@@ -326,8 +326,8 @@ def parse_name(text: str) -> Target:
     as it is.
 
     Raises:
-        ScreeningError: ``BadName``: the text is none of these. ``FolderNotFound``: it is a path
-            that does not exist, or a file that holds no weights.
+        ScreeningError: ``BadName``: the text is none of these. ``FolderNotFound``: the text is a
+            path that does not exist, or names a file that holds no weights.
     """
     if "\0" in text:
         raise _bad(text, "a name cannot contain a NUL character")

@@ -66,7 +66,8 @@ class Vocabulary:
         individual_digits: Whether numbers are split into single digits before the model sees them.
         build: Function that splits the spelling of a word into tokens as the model does; None to
             take the longest token that fits.
-        normalise: The normaliser, from text to text.
+        normalise: Function that changes a text as the tokenizer does before splitting it; by
+            default none.
         always_spaced: Whether the tokenizer puts a space before every word.
 
     Raises:
@@ -221,8 +222,8 @@ class Vocabulary:
     def cut(self, text: str) -> list[tuple[int, str]]:
         """Cut a text into tokens, and return the id and the spelling of each.
 
-        Tokens of white space alone are left out. The merges or scores in the tokenizer's file are
-        used; without them, the longest token that fits is taken each time.
+        Special tokens and tokens of white space alone are left out. The merges or scores in the
+        tokenizer's file are used; without them, the longest token that fits is taken each time.
 
         >>> Vocabulary({"Ġ": 0, "n": 1, "um": 2, "Ġnu": 3, "m": 4}, "byte-level").cut(" num 7")
         [(3, 'Ġnu'), (4, 'm')]
@@ -437,10 +438,8 @@ def _pieces(vocab: object) -> dict[str, int]:
                 "expected `model.vocab` to list pairs of token and score; save the tokenizer again"
             )
     if not isinstance(vocab, dict) or not vocab:
-        _refuse(
-            f"expected `model.vocab` to hold tokens, got {type(vocab).__name__}; save the tokenizer "
-            "again"
-        )
+        given = type(vocab).__name__ if vocab else "none"
+        _refuse(f"expected `model.vocab` to hold tokens, got {given}; save the tokenizer again")
     for piece, row in vocab.items():
         if type(row) is not int or not 0 <= row < 2**31:
             _refuse(
