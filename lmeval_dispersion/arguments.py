@@ -101,7 +101,7 @@ def add_options(
 
 
 def check_choices(asked: Any) -> None:
-    """Check the fields of an options object whose type allows only certain values (``Literal``).
+    """Check an options object's fields of type ``Literal``, which allow only certain values.
 
     Raises:
         UsageError: A value is not one of its field's choices; the error names the field.

@@ -101,9 +101,9 @@ class Questions(Judge):
         limit: Most questions that a checkpoint is asked, over all tasks. Default: all.
         weigh: What has equal weight in the mean over several tasks: units (each named task or
             group), or questions.
-        output_path: Folder that keeps all answers, from which the same command resumes, also with
-            further checkpoints. Default: race-TASKS.
-        seed: Seed of all draws.
+        output_path: Folder for all answers; the same command resumes from it, also with further
+            checkpoints. Default: race-TASKS.
+        seed: Seed of all random draws.
     """
 
     tasks: Annotated[str | None, Option("NAME,NAME", ("--task", "--tasks"), action=Once)] = None

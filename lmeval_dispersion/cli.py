@@ -54,7 +54,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "inspect": (
             "lmeval_dispersion.laboratory.commands",
             "models",
-            "measure hidden states on your text by perplexity, sub-layer, depth or context",
+            "relate a model's hidden states to perplexity, sub-layer, depth or context",
         ),
     },
 }

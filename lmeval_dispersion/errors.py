@@ -248,8 +248,8 @@ class NoDirectionError(GeometryError):
 class CaptureError(DispersionError):
     """A model's hidden states cannot be captured.
 
-    For example, the model has no decoder blocks, its forward pass never reached a layer, or it runs
-    in evaluation mode during training.
+    For example, the model has no decoder blocks, its forward pass never reached a layer, or the
+    model runs in evaluation mode during training.
     """
 
 
@@ -266,7 +266,7 @@ class NonFiniteLossError(TrainingError):
 
     Attributes:
         layer: The layer, such as ``layer.3``.
-        step: Number of the forward pass in training, as the message gives it.
+        step: Number of the forward pass in training, from 0.
     """
 
     def __init__(self, layer: str, step: int) -> None:

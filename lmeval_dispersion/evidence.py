@@ -9,7 +9,8 @@ LOST: tuple[float, float, float, str] | None = (
     0.001,
     -0.001,
     0.003,
-    "6 groups of 32 fine-tunes of small models, and nothing on 6 groups of 24 random mixtures",
+    "6 groups of 32 fine-tunes of small models, and nothing on 6 groups of 24 models trained on random "
+    "data mixtures",
 )
 #: Loss of accuracy by leaving out two thirds of a long list by 25 answers; 95 % interval; data.
 CUT = (0.002, -0.004, 0.009, "adapters")
@@ -58,9 +59,8 @@ class Slope:
         fresh: k and the two ends of its interval for groups that were trained later, to test the
             slope; None without such groups.
         held: How often short lists held a checkpoint within 0.01 of the best accuracy.
-        right: How often the screen ordered pairs of checkpoints correctly, by the predicted chance:
-            the upper end of each range of chances, with the share of the fresh groups' pairs in
-            that range that were in the right order.
+        right: For each range of predicted chances, its upper end and the share of the fresh groups'
+            pairs in that range that the screen ordered correctly.
     """
 
     kind: str
@@ -92,7 +92,7 @@ class Slope:
 
         It gives the number of short lists that held a checkpoint within 0.01 of the best accuracy,
         and the share of pairs that were ordered correctly (see `was_right`). What was not measured
-        is left out; if that is both, the clause is "".
+        is left out; if neither was measured, the clause is "".
 
         Args:
             last: The rank that is compared with rank 1.
@@ -151,8 +151,19 @@ _FROM_SCRATCH = Slope(
     groups=13,
     fresh=(0.98, 0.84, 1.12),
     held=(
-        Held("13 groups of random mixtures, to which k was fitted", 39, 39, "2026-11-23"),
-        Held("6 fresh groups of 24 random mixtures", 18, 18, "2026-11-24", fresh=True),
+        Held(
+            "13 groups of models trained on random data mixtures, to which k was fitted",
+            39,
+            39,
+            "2026-11-23",
+        ),
+        Held(
+            "6 fresh groups of 24 models trained on random data mixtures",
+            18,
+            18,
+            "2026-11-24",
+            fresh=True,
+        ),
         Held("20 draws of 8 models from each fresh group", 340, 360, "2026-11-24"),
     ),
     right=((0.7, 0.71), (0.8, 0.78), (0.9, 0.87), (0.97, 0.92), (1.0, 0.97)),

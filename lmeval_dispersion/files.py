@@ -45,16 +45,16 @@ def json_in(path: Path) -> Any:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is not JSON, or is too large or too deeply nested.
+        ValueError: The file is not JSON in UTF-8, or is too large or too deeply nested.
     """
     with path.open("rb") as file:
         content = file.read(MOST_JSON + 1)
     if len(content) > MOST_JSON:
-        raise ValueError(f"more than {MOST_JSON >> 20} MiB")
+        raise ValueError(f"it has more than {MOST_JSON >> 20} MiB")
     try:
         return json.loads(content.decode("utf-8"))
     except RecursionError:
-        raise ValueError("JSON that is nested too deeply") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_json(
@@ -97,7 +97,7 @@ def read_json(
         held = content.get(key) if isinstance(content, dict) else None
         if held == schema:
             return checked(layout, content, path, repair)
-        why = "has other JSON"
+        why = "holds other JSON"
         if isinstance(held, str) and held:
             why = f"has the schema {held[:100]}"
     raise UsageError(f"expected {what} ({schema}), but {path} {why}; {hint}")

@@ -209,7 +209,12 @@ def one_thread() -> None:
 
 
 def command_parser(command: str, about: str) -> argparse.ArgumentParser:
-    """Return the argument parser of a command: errors in one sentence, no abbreviated options."""
+    """Return an argument parser whose errors are one sentence, and whose options are not abbreviated.
+
+    Args:
+        command: Name of the command, such as ``dispersion race``.
+        about: What the command does; begins the help.
+    """
     return _Parser(prog=command, description=about, formatter_class=_Help, allow_abbrev=False)
 
 
@@ -235,7 +240,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 def add_output(
     parser: argparse._ActionsContainer,
     *,
-    file: str = "file to write (.svg, .png, .pdf: its first chart); repeatable (default: standard output)",
+    file: str = "file to write (.svg, .png, .pdf: the first chart); repeatable (default: standard output)",
     form: str = "by --output's suffix, else table",
     details: bool = True,
 ) -> None:
@@ -244,7 +249,7 @@ def add_output(
     ``Output.of`` reads these options.
 
     Args:
-        parser: The parser, or a group of it.
+        parser: The parser, or one of its argument groups.
         file: Help of ``--output``.
         form: Default of ``--format``, in words.
         details: Whether to add ``--details``; False for a report without details.

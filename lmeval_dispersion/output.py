@@ -36,7 +36,7 @@ class Output:
         quiet: Whether to print nothing but errors on standard error, and nothing on standard output
             if there are files.
         command: The command as the user typed it; empty in Python.
-        details: Whether a terminal shows the details too.
+        details: Whether the format ``table`` shows the report's details, too.
     """
 
     format: str = "table"
@@ -47,7 +47,7 @@ class Output:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
-        """Return the output for parsed arguments of a command with the options of ``add_output``.
+        """Return the output that a command's parsed arguments ask for (see `add_output`).
 
         Raises:
             UsageError: A format or a file's suffix is unknown, or a file cannot be written.

@@ -75,7 +75,7 @@ class Interval(NamedTuple):
     high: float
 
     def side(self, nothing: float) -> int:
-        """Return 1 if the interval lies above ``nothing``, -1 if below, and 0 otherwise.
+        """Return 1 if the interval lies above ``nothing``, -1 if it lies below, and 0 otherwise.
 
         ``nothing`` is the value that means no effect. The result is 0 for an interval of NaN.
         """
@@ -129,7 +129,7 @@ def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> fl
         )
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise GeometryError(
-            "expected finite numbers for a correlation, got NaN or infinity; leave those out"
+            "expected finite numbers for a correlation, got NaN or infinity; leave out those points"
         )
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         raise GeometryError("a correlation with a constant is not defined")
@@ -419,7 +419,7 @@ def student_quantile(p: float, freedom: float) -> float:
 def student_interval(values: ArrayLike, level: float = LEVEL) -> Bounds:
     """Return Student's interval of the mean of independent ``values`` (n,), at ``level`` in (0, 1).
 
-    NaN for fewer than two values.
+    The interval is NaN for fewer than two values.
     """
     numbers = np.asarray(values, dtype=np.float64)
     if len(numbers) < 2:
@@ -448,13 +448,16 @@ def mcnemar_p(gained: int, lost: int) -> float:
 
 
 def paired_share_bounds(gained: int, lost: int, n: int) -> Bounds:
-    """Return the 95 % interval of the difference of two shares of the same ``n`` > 1 documents.
+    """Return the 95 % interval of the difference between the accuracies of two models.
 
-    The difference is (gained - lost) / n, where ``gained`` documents are right only in the second
-    share and ``lost`` only in the first. The interval is Bonett and Price's, with Student's t in
-    place of the normal distribution, widened to contain 0 unless :func:`mcnemar_p` is below 5 %. It
-    lies in [-1, 1]. Where the p-value is below 5 %, it excludes 0 (enumerated for up to 300
-    documents).
+    The difference is (gained - lost) / n. The interval is Bonett and Price's, with Student's t in
+    place of the normal distribution. It lies in [-1, 1] and excludes 0 exactly where
+    :func:`mcnemar_p` is below 5 % (enumerated for up to 300 documents).
+
+    Args:
+        gained: Number of documents that only the second model answers right.
+        lost: Number of documents that only the first model answers right.
+        n: Number of all documents, > 1, which both models answered.
 
     Source: Bonett and Price, Journal of Educational and Behavioral Statistics 37 (2012).
     """
@@ -570,7 +573,7 @@ def wilson(share: float, n: int, point: float = NORMAL_975) -> Bounds:
 
 
 class Auroc(NamedTuple):
-    """Area under the ROC curve of a signal, with its standard error.
+    """Area under the ROC curve of a signal (a number for each document), with its standard error.
 
     Attributes:
         value: The area: 0.5 is chance, 1 separates right from wrong documents perfectly.
@@ -645,7 +648,7 @@ def stratified_auroc(
 def auroc_bounds(
     value: float, se: float, right: int, wrong: int, point: float = NORMAL_975
 ) -> Bounds:
-    """Return the 95 % interval of an AUROC, made on the logit scale.
+    """Return the 95 % interval of an AUROC, computed on the logit scale.
 
     On that scale it reaches ``point`` standard errors to both sides (see :func:`normal_point`). For
     an AUROC of 1 it is (0.025^(1/n), 1), with n the smaller one of ``right`` and ``wrong``, and for
@@ -687,8 +690,8 @@ def rank_agreement(strata: Sequence[tuple[ArrayLike, ArrayLike]]) -> RankAgreeme
     """Return the rank correlation of pairs of finite numbers, compared only inside their stratum.
 
     ``strata`` has two arrays (n,) for each stratum: the first and the second numbers of its pairs.
-    None if no stratum has two pairs, or if the first or the second numbers are constant inside
-    every stratum.
+    The result is None if no stratum has two pairs, or if the first or the second numbers are
+    constant inside every stratum.
 
     >>> rank_agreement([([1, 2, 3], [10, 20, 30])]).spearman_p
     0.3333333333333333

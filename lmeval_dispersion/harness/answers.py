@@ -196,8 +196,8 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
 
     Args:
         fields: Fields of the YAML, such as those that :func:`counted_set` returns.
-        tokenizer: A tokenizer of transformers, whose tokens of the answers are shown; None to show
-            the answers themselves.
+        tokenizer: A tokenizer of transformers, to show the tokens into which it splits the answers;
+            None to show the answers themselves.
 
     Raises:
         ScreeningError: The tokenizer splits the answers into too few or too many tokens.

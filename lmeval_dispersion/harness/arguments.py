@@ -25,7 +25,7 @@ class Embedding(TextColumn, Loading):
         layer: Layer whose states are stored: last, norm, layer.K, layer.K.attn, layer.K.ffn; may be
             repeated. Default: last.
         tasks: Name for the data, since a calibrator applies only to data of the same name; with
-            --from-samples, the tasks to use. Default: the file's name; all tasks.
+            --from-samples, the tasks to use. Default: the file's name, or all tasks.
     """
 
     model: Annotated[str, Option("MODEL")]

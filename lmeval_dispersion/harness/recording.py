@@ -116,9 +116,9 @@ class Recorder:
         """Copy the recorded states from the device to their requests."""
 
     def states(self) -> list[DocState | None]:
-        """Return, for each request, what was recorded.
+        """Return what was recorded, as one `DocState` for each request.
 
-        It is None for the later requests of a document, whose state comes from the first.
+        It is None for the later requests of a document, whose state comes from the first request.
 
         Raises:
             HarnessError: A state was not captured, because lm-eval runs the model in an
@@ -348,7 +348,7 @@ class PrefillRecorder(Recorder):
     def see(self, name: str, state: Tensor) -> None:
         """Pick the states at the last position, as padding is on the left; see `Recorder.see`.
 
-        With beam search, where each prompt has several equal rows, its first row is used.
+        With beam search, each prompt has several equal rows, of which the first is used.
         """
         if self.armed and name not in self.fresh and self.batch:
             beams = state.shape[0] // len(self.batch)
@@ -433,7 +433,8 @@ def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
         evaluation: The running evaluation, which says what was asked for.
 
     Raises:
-        HarnessError: The model gives no hidden states, or its tokenizer has no chat template.
+        HarnessError: A dispersion task needs hidden states, which the model does not give; or a
+            chat template was asked for, and the tokenizer has none.
     """
     ours = {*task_names()} & {task for task in evaluation.tasks or () if isinstance(task, str)}
     if ours and not evaluation.predict_only:

@@ -172,9 +172,9 @@ def write(
 
 @atexit.register
 def report_at_exit() -> None:
-    """Print the warnings of all tasks, the folder of their vectors and the next command, to stderr.
+    """Print on standard error all tasks' warnings, the folder of the vectors and the next command.
 
-    Called when a process that ran the command ``lm_eval`` exits.
+    The function is called when a process that ran the command ``lm_eval`` exits.
     """
     for shared, sentences in remarks.items():
         tasks = list(sentences)

@@ -145,7 +145,7 @@ class RunningEvaluation:
     def category(self, task: str) -> str | None:
         """Return the alias, or else the name, of the group that directly contains ``task``.
 
-        None if the task is in no group.
+        Return None if the task is in no group.
         """
         for name, group in (self.groups or {}).items():
             if any(getattr(child, "task_name", None) == task for child in group):
@@ -472,15 +472,15 @@ def task_groups(
 ) -> dict[str, TaskGroup]:
     """Return the outermost groups for which lm-eval computes a figure, by name.
 
-    Each is given by its tasks and by whether its mean weights them by their documents. lm-eval
-    computes a figure for a group that aggregates a metric which all its tasks have. A group without
-    a figure, such as the Open LLM Leaderboard's ``leaderboard``, is replaced by its members.
-    `store.groups` chooses the same groups from finished results.
+    Each group has the names of its tasks, and whether its mean weights the tasks by their numbers
+    of documents. lm-eval computes a figure for a group that aggregates a metric which all its tasks
+    have. A group without a figure, such as the Open LLM Leaderboard's ``leaderboard``, is replaced
+    by its members. `store.groups` chooses the same groups from finished results.
 
     Args:
         groups: lm-eval's groups, by name.
-        judges: For each task, the metric that scores it. If a group weights its metrics
-            differently, the weights of that metric are used.
+        judges: For each task, the metric that scores it. If a group weights its tasks differently
+            for different metrics, the weights for this metric are used.
     """
     inner = {id(child) for group in groups.values() for child in group}
     waiting = []

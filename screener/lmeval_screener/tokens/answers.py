@@ -144,7 +144,7 @@ def _split(names: str) -> list[str]:
 
 
 def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
-    """Return the answers from whose tokens the ratio is computed if only a domain is named.
+    """Return the answers whose tokens give the ratio for a domain, if no task has known answers.
 
     They are the ten digits for ``math``, and the answers of HumanEval for ``code``. For any other
     domain the result is None: the ratio is computed from the domain's words.
@@ -164,10 +164,10 @@ def resolve_answers(
 ) -> tuple[tuple[Token, ...], float]:
     """Find the tokens of a vocabulary that differ between a task's answers.
 
-    If a base model gave the tokens (``answers.pieces``), these are taken. Otherwise they are chosen
-    by `differing` and `most_frequent`, at most ``answers.most``; if two thirds of the digits, or of
-    the capital letters, in the answers are among them, the remaining ones are added. Everyday words
-    are left out in both cases.
+    If a base model gave the tokens (``answers.pieces``), these are taken. Otherwise `differing` and
+    `most_frequent` choose at most ``answers.most`` tokens; if these include two thirds of the
+    answers' digits, or of their capital letters, the remaining digits or letters are added.
+    Everyday words are left out in both cases.
 
     Args:
         answers: The task's answers.

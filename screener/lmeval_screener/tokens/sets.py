@@ -132,7 +132,7 @@ class TokenSet:
         task: The task or answer set that the user named; empty if the user named none.
         tasks: Names of lm-eval tasks that test the domain.
         remark: Why the ratio does not use the answers of the first task that the user named; empty
-            if it does, and without tasks.
+            if the ratio uses them, or if the user named no task.
     """
 
     name: str

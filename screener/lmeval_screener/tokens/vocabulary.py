@@ -67,7 +67,7 @@ class Vocabulary:
         build: Function that splits the spelling of a word into tokens as the model does; None to
             take the longest token that fits.
         normalise: Function that changes a text as the tokenizer does before splitting it; by
-            default none.
+            default the text stays as it is.
         always_spaced: Whether the tokenizer puts a space before every word.
 
     Raises:
@@ -186,11 +186,11 @@ class Vocabulary:
         return "".join(table[byte] for byte in text.encode())
 
     def row(self, text: str) -> tuple[int, str] | None:
-        """Return the token id and the spelling of a text that is exactly one token, or None.
+        """Return the token id and the spelling of a text that is exactly one token.
 
-        The result is also None if the tokenizer never makes this token from text (see
-        `never_made`), or always cuts the text because an added token is part of it. Special tokens
-        and byte tokens such as ``<0x37>`` never count.
+        The result is None for any other text. It is also None if the tokenizer never makes this
+        token from text (see `never_made`), or always cuts the text because an added token is part
+        of it. Special tokens and byte tokens such as ``<0x37>`` never count.
         """
         word = text.lstrip(" ")
         added = self._added.get(text)
@@ -435,7 +435,8 @@ def _pieces(vocab: object) -> dict[str, int]:
             return {piece: row for row, (piece, _) in enumerate(vocab)}
         except (TypeError, ValueError):
             _refuse(
-                "expected `model.vocab` to list pairs of token and score; save the tokenizer again"
+                "expected `model.vocab` to list pairs of token and score, got other items; save the "
+                "tokenizer again"
             )
     if not isinstance(vocab, dict) or not vocab:
         given = type(vocab).__name__ if vocab else "none"
