@@ -47,7 +47,7 @@ class Option(NamedTuple):
     Attributes:
         metavar: The value's name in the help; None for a flag, or to show the choices.
         names: The option's names, such as ``("-o", "--output")``. Default: the field's name.
-        action: The action of argparse that treats the value; None to store it.
+        action: The argparse action for the value; None to store it.
         type: Converts the option's text to the value; None to convert it to the field's type.
     """
 
@@ -64,17 +64,19 @@ def add_options(
     dashed: bool = True,
     **more: Any,
 ) -> None:
-    """Add an option, or a positional argument, for each field that a dataclass declares itself.
+    """Add an option to a parser for each field of a dataclass.
+
+    A field before ``KW_ONLY`` whose `Option` gives no names becomes a positional argument instead.
 
     Args:
-        parser: The parser, or a group of it.
+        parser: The parser, or one of its argument groups.
         declared: The dataclass.
         names: Names of the fields to add, in this order; fields of base classes can be named, too.
             Default: all fields that the dataclass itself declares.
-        dashed: Replace underscores by dashes in the names of options. False for options that are
-            named as lm-eval's.
-        more: Arguments of each ``add_argument`` call, in place of those that follow from the field.
-            ``help`` is written like the text of an attribute in a docstring.
+        dashed: Replace underscores by dashes in the names of options. False keeps underscores, as
+            in lm-eval's options.
+        more: Arguments for each ``add_argument`` call, which replace those made from the field.
+            ``help`` is written like an entry under ``Attributes``, with a full stop.
     """
     fields = {field.name: field for field in dataclasses.fields(declared)}
     hints = _hints(declared)
@@ -99,7 +101,7 @@ def add_options(
 
 
 def check_choices(asked: Any) -> None:
-    """Check an options object's values against the choices of their fields.
+    """Check an options object's fields of type ``Literal``, which allow only certain values.
 
     Raises:
         UsageError: A value is not one of its field's choices; the error names the field.
@@ -127,7 +129,7 @@ def options_from(declared: Callable[..., T], args: argparse.Namespace) -> T:
 
 
 def given_of(declared: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Return, by name, the parsed arguments of a command that ``declared`` has as parameters."""
+    """Return the parsed arguments that are also parameters of ``declared``, by name."""
     given = {}
     for name in inspect.signature(declared).parameters:
         if name in args:
@@ -136,10 +138,10 @@ def given_of(declared: Callable[..., Any], args: argparse.Namespace) -> dict[str
 
 
 def texts_of(declared: type[Any], *, whole: bool = False) -> dict[str, str]:
-    """Return each field's text, by name, from the docstrings of a dataclass and its bases.
+    """Return the text on each field, by name, from the docstrings of a dataclass and its bases.
 
-    The text is the first paragraph of the field's entry, which is the help of the command's option,
-    or the ``whole`` entry, which is the help in Python.
+    The text is the first paragraph of the field's entry under ``Attributes``, as the command's help
+    shows it. With ``whole`` it is the entire entry, as Python's ``help()`` shows it.
     """
     texts = {}
     for base in reversed(declared.__mro__):
@@ -150,7 +152,10 @@ def texts_of(declared: type[Any], *, whole: bool = False) -> dict[str, str]:
 
 
 def shown_default(default: Any) -> str:
-    """Return a default as the help shows it: "" for None, "no" for False, a list with commas."""
+    """Return a default value as the help shows it.
+
+    None becomes "", False becomes "no", and the items of a list or tuple are joined by commas.
+    """
     if default is None:
         return ""
     if default is False:
@@ -161,9 +166,9 @@ def shown_default(default: Any) -> str:
 
 
 def takes(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
-    """Let a function of an options object take the object's fields as its parameters.
+    """Decorate a function of one options object, so that it takes the object's fields instead.
 
-    The signature of the function and the ``Args`` of its docstring are made from the fields, for
+    The new function's signature and the ``Args`` of its docstring are made from the fields, for
     ``help()`` and editors. A call with an unknown argument raises TypeError, and a call with a
     value that is not one of a field's choices raises UsageError.
 

@@ -47,8 +47,9 @@ class Judge:
     """The metric by which answers are scored.
 
     Attributes:
-        metric: Metric that scores a question; metrics of single tasks are separated by commas, or
-            the option is repeated. Default: the first of acc, exact_match, … that a task has.
+        metric: Metric that scores a question, in all tasks or in TASK alone; separate several by
+            commas, or repeat the option. Default: for each task, the first of acc, exact_match, …
+            that it has.
     """
 
     metric: Annotated[str | None, Option("[TASK=][FILTER/]METRIC", action=JoinedByCommas)] = None
@@ -71,8 +72,9 @@ class Loading(OnDevice):
     """How a model of transformers is loaded.
 
     Attributes:
-        model_args: Arguments as for lm-eval's hf model: dtype, load_in_4bit, load_in_8bit, peft,
-            revision, trust_remote_code, such as dtype=bfloat16,revision=step1000.
+        model_args: Arguments for loading, named as for lm-eval's hf model, such as
+            dtype=bfloat16,revision=step1000; also load_in_4bit, load_in_8bit, peft,
+            trust_remote_code.
     """
 
     model_args: Annotated[str, Option("K=V,K=V")] = ""
@@ -96,12 +98,12 @@ class Questions(Judge):
     Attributes:
         tasks: Tasks and groups of lm-eval, or the file of a token set, which names its tasks.
             Default: those of the short list that `dispersion screen --emit` wrote.
-        limit: Number of questions that a checkpoint is asked, at most. Default: all.
+        limit: Most questions that a checkpoint is asked, over all tasks. Default: all.
         weigh: What has equal weight in the mean over several tasks: units (each named task or
             group), or questions.
-        output_path: Folder that keeps all answers, from which the same command resumes, also with
-            further checkpoints. Default: race-TASKS.
-        seed: Seed of all draws.
+        output_path: Folder for all answers; the same command resumes from it, also with further
+            checkpoints. Default: race-TASKS.
+        seed: Seed of all random draws.
     """
 
     tasks: Annotated[str | None, Option("NAME,NAME", ("--task", "--tasks"), action=Once)] = None

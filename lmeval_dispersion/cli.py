@@ -29,7 +29,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "registry": (_REGISTRY, "", "list recorded screenings and the changes between them"),
     },
     "evaluate with dispersion": {
-        "race": (_RACE, "", "find the best checkpoint, within a budget or with a proof"),
+        "race": (_RACE, "", "evaluate checkpoints, drop the clearly worse early, name the best"),
         "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
         "enable": (
             _HARNESS,
@@ -39,28 +39,28 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "tokens": (
             _HARNESS,
             "models",
-            "list the tokens of a task's answers, by which a screen ranks",
+            "list a task's answer tokens, which `dispersion screen` ranks by",
         ),
         "embed": (
             _HARNESS,
             "models",
-            "compute the hidden states of texts or of lm-eval's samples, to audit",
+            "compute the hidden states of texts or of lm-eval's samples, for an audit",
         ),
         "audit": (_AUDIT, "audit", "analyse a finished run: slices, calibration, hard documents"),
-        "calibrate": (_AUDIT, "audit", "estimate unlabelled slices' accuracy from a run's labels"),
+        "calibrate": (_AUDIT, "audit", "estimate accuracy without labels, from a labelled run"),
         "compare": (_AUDIT, "audit", "compare runs, with intervals"),
     },
     "look inside a model": {
         "inspect": (
             "lmeval_dispersion.laboratory.commands",
             "models",
-            "measure a model's states on your text: law, sublayers, condensation, clusters",
+            "relate a model's hidden states to perplexity, sub-layer, depth or context",
         ),
     },
 }
 # Former commands -> what does their work.
 GONE = {
-    "predict": "use `dispersion calibrate RUN --from FILE`, FILE being the calibrator",
+    "predict": "use `dispersion calibrate RUN --from FILE`, where FILE is the saved calibrator",
     "probe": "use `dispersion race … --budget N`, which asks every checkpoint a few questions",
     "watch": "use lmeval_dispersion.RaceCallback, which logs the same figures during training",
 }
@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``dispersion`` with the arguments ``argv``, and return the exit code.
 
     Exit codes are 0 (done), 1 (failed), 2 (wrong usage), 3 (partly done) and 130 (interrupted).
-    By default the arguments are the process's. An error prints one sentence, or with
-    ``DISPERSION_DEBUG=1`` its traceback.
+    ``argv`` is by default the command line of the process. An error that the user can mend prints
+    one sentence, or with ``DISPERSION_DEBUG=1`` its traceback.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args in (["-h"], ["--help"], ["help"]):

@@ -49,7 +49,7 @@ _QUERY = (
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return ``text`` with control characters escaped, except for those in ``keep``."""
+    """Return ``text`` with unprintable characters escaped, except for those in ``keep``."""
     if text.isprintable():
         return text
     shown = [sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text]
@@ -57,9 +57,10 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return ``text`` with every address in it stripped of what may be secret.
+    """Return ``text`` with the parts of its addresses removed that may be secret.
 
-    These are the user name and the password before a host, the query (signatures) and the fragment.
+    Removed are a user name and a password before the host; the query and the fragment of a web
+    address; and a query ``?name=…`` of another address. The container of an Azure address stays.
 
     >>> without_secrets("https://me:word@host/m?sig=x, sftp://me@host/m")
     'https://host/m, sftp://host/m'
@@ -84,14 +85,14 @@ def _without_query(match: re.Match[str]) -> str:
 
 
 def sentence(text: str, keep: str = "") -> str:
-    """Return a message as it is shown and stored: printable, without secrets, not too long.
+    """Return a message as it is shown and stored: printable, without secrets, and shortened.
 
     Names and values of 300 characters or more lose their middle, and so does a message of more than
     4,000 characters: its beginning (the cause) and its end (the next step) stay.
 
     Args:
         text: The message.
-        keep: Control characters that are not escaped, such as a line feed.
+        keep: Unprintable characters that are not escaped, such as a line feed.
     """
     if len(text) > _LOOKED_AT:
         text = _middle_cut(re.sub(_LONG_VALUE, _cut_value, text), _LOOKED_AT)
@@ -113,7 +114,7 @@ def _cut_value(match: re.Match[str]) -> str:
 
 
 def brief(value: object) -> str:
-    """Return a value that was read from a file as text of at most 60 characters.
+    """Return a text of at most 60 characters that shows a value from a file, for a message.
 
     This takes little time, however large or deeply nested the value is.
     """
@@ -130,7 +131,7 @@ def brief(value: object) -> str:
 
 
 def beginning(text: str) -> str:
-    """Return the first 60 characters of a text; a longer one ends in "...".
+    """Return a text, shortened to 60 characters if it is longer: 57 of its own and "...".
 
     >>> beginning("a" * 100)[-5:]
     'aa...'
@@ -139,9 +140,9 @@ def beginning(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, without a full stop.
+    """Return the first line of an exception's message, without a full stop at its end.
 
-    An exception without a message gives the name of its type.
+    For an exception without a message it is the name of the exception's type.
 
     >>> first_line(ValueError("No such model.")), first_line(ValueError())
     ('No such model', 'ValueError')
@@ -151,7 +152,7 @@ def first_line(error: BaseException) -> str:
 
 
 def listed_names(names: Sequence[str]) -> str:
-    """Join up to five names with commas, for a message; more are marked by "…".
+    """Join the first five names with commas, for a message; "…" marks that there are more.
 
     >>> listed_names(["a", "b", "c", "d", "e", "f"])
     'a, b, c, d, e, …'
@@ -179,7 +180,10 @@ class DispersionError(Exception):
         return self.naming(self.argument)
 
     def naming(self, argument: str) -> str:
-        """Return the message with ``argument``, such as an option, as the wrong argument's name."""
+        """Return the message, beginning with ``argument`` as the name of the wrong argument.
+
+        A command passes its option, such as ``--limit``; "" gives the message alone.
+        """
         text = sentence(super().__str__(), keep="\n")
         return f"{argument}: {text}" if argument else text
 
@@ -191,11 +195,14 @@ class UsageError(DispersionError):
 
 
 class UnknownNameError(UsageError, LookupError):
-    """A result has no item with this name, such as the label of a checkpoint."""
+    """A result has no item with the given name, such as a checkpoint with this label."""
 
 
 class NothingScreenedError(DispersionError, IndexError):
-    """A screening has no best checkpoint; the message says which checkpoints failed and why."""
+    """A screening has no best checkpoint, and the message says why.
+
+    For example, all checkpoints failed, or only the base was screened.
+    """
 
 
 class StoreError(UsageError):
@@ -241,12 +248,13 @@ class NoDirectionError(GeometryError):
 class CaptureError(DispersionError):
     """A model's hidden states cannot be captured.
 
-    The model has no decoder blocks, or its forward pass never reached a layer.
+    For example, the model has no decoder blocks, its forward pass never reached a layer, or the
+    model runs in evaluation mode during training.
     """
 
 
 class HarnessError(DispersionError):
-    """lm-eval cannot run a dispersion task, or its results cannot be read."""
+    """lm-eval cannot load a model or run a task, or a log of an evaluation cannot be read."""
 
 
 class TrainingError(DispersionError):
@@ -258,7 +266,7 @@ class NonFiniteLossError(TrainingError):
 
     Attributes:
         layer: The layer, such as ``layer.3``.
-        step: The number of the forward pass.
+        step: Number of the forward pass in training, from 0.
     """
 
     def __init__(self, layer: str, step: int) -> None:

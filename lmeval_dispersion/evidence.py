@@ -9,7 +9,8 @@ LOST: tuple[float, float, float, str] | None = (
     0.001,
     -0.001,
     0.003,
-    "6 groups of 32 fine-tunes of small models, nothing on 6 groups of 24 random mixtures",
+    "6 groups of 32 fine-tunes of small models, and nothing on 6 groups of 24 models trained on random "
+    "data mixtures",
 )
 #: Loss of accuracy by leaving out two thirds of a long list by 25 answers; 95 % interval; data.
 CUT = (0.002, -0.004, 0.009, "adapters")
@@ -58,9 +59,8 @@ class Slope:
         fresh: k and the two ends of its interval for groups that were trained later, to test the
             slope; None without such groups.
         held: How often short lists held a checkpoint within 0.01 of the best accuracy.
-        right: How often the screen ordered pairs of checkpoints correctly, by the predicted chance:
-            the upper end of each range of chances, with the share of the fresh groups' pairs in
-            that range that were in the right order.
+        right: For each range of predicted chances, its upper end and the share of the fresh groups'
+            pairs in that range that the screen ordered correctly.
     """
 
     kind: str
@@ -75,9 +75,10 @@ class Slope:
     right: tuple[tuple[float, float], ...] = ()
 
     def was_right(self, chance: float) -> float | None:
-        """Return the share of pairs in the right order, among pairs with about this chance of it.
+        """Return the share of pairs that the screen ordered correctly where it predicted ``chance``.
 
-        It is None if no such share was measured, as for every chance below 0.6.
+        The pairs are those whose predicted chances lie in the same range as ``chance``. The share is
+        None if it was not measured, as for every chance below 0.6.
         """
         if chance < _LEAST_CHANCE:
             return None
@@ -87,17 +88,17 @@ class Slope:
         return None
 
     def counts(self, last: int, chance: float, *, is_list: bool) -> str:
-        """Return a clause on how often our own short lists and orders of pairs were right.
+        """Return a clause, without a full stop, on how often a screen of our own models was right.
 
-        The clause has no full stop. Its first part counts short lists that held the best checkpoint
-        or one nearly as good, its second part pairs in the right order. It is "" if neither was
-        measured: no short lists like this one, and no pairs with about this chance.
+        It gives the number of short lists that held a checkpoint within 0.01 of the best accuracy,
+        and the share of pairs that were ordered correctly (see `was_right`). What was not measured
+        is left out; if neither was measured, the clause is "".
 
         Args:
             last: The rank that is compared with rank 1.
             chance: The chance that the checkpoint at rank 1 is better than the one at ``last``.
-            is_list: Whether the ranks up to ``last`` are a short list like those that were
-                measured.
+            is_list: Whether ranks 1 to ``last`` are a short list of the default length. If not,
+                short lists are left out.
         """
         clauses = []
         for row in self.held:
@@ -136,7 +137,7 @@ _FINE_TUNES = Slope(
     held=(
         Held("15 groups of 16 to 32 fine-tunes, to which k was fitted", 38, 44, "2026-11-23"),
         Held("6 fresh groups of 32 fine-tunes", 17, 18, "2026-11-24", fresh=True),
-        Held("20 draws of 8 models from each of these", 346, 360, "2026-11-24"),
+        Held("20 draws of 8 models from each fresh group", 346, 360, "2026-11-24"),
     ),
     right=((0.7, 0.73), (0.8, 0.83), (0.9, 0.89), (0.97, 0.93), (1.0, 0.97)),
 )
@@ -150,9 +151,20 @@ _FROM_SCRATCH = Slope(
     groups=13,
     fresh=(0.98, 0.84, 1.12),
     held=(
-        Held("13 groups of random mixtures, to which k was fitted", 39, 39, "2026-11-23"),
-        Held("6 fresh groups of 24 random mixtures", 18, 18, "2026-11-24", fresh=True),
-        Held("20 draws of 8 models from each of these", 340, 360, "2026-11-24"),
+        Held(
+            "13 groups of models trained on random data mixtures, to which k was fitted",
+            39,
+            39,
+            "2026-11-23",
+        ),
+        Held(
+            "6 fresh groups of 24 models trained on random data mixtures",
+            18,
+            18,
+            "2026-11-24",
+            fresh=True,
+        ),
+        Held("20 draws of 8 models from each fresh group", 340, 360, "2026-11-24"),
     ),
     right=((0.7, 0.71), (0.8, 0.78), (0.9, 0.87), (0.97, 0.92), (1.0, 0.97)),
 )

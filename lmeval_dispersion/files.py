@@ -45,16 +45,16 @@ def json_in(path: Path) -> Any:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is not JSON, or is too large or too deeply nested.
+        ValueError: The file is not JSON in UTF-8, or is too large or too deeply nested.
     """
     with path.open("rb") as file:
         content = file.read(MOST_JSON + 1)
     if len(content) > MOST_JSON:
-        raise ValueError(f"more than {MOST_JSON >> 20} MiB")
+        raise ValueError(f"it has more than {MOST_JSON >> 20} MiB")
     try:
         return json.loads(content.decode("utf-8"))
     except RecursionError:
-        raise ValueError("JSON that is nested too deeply") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_json(
@@ -73,7 +73,7 @@ def read_json(
         path: The file.
         layout: Class that describes the content, with or without the key of the schema (see
             `lmeval_dispersion.layouts`).
-        what: What the file should contain, with an article, for messages.
+        what: What the file should contain, for messages, such as ``a calibrator``.
         schema: Name and version of the expected schema, such as ``screen-checkpoints/3``.
         hint: What to do if the file is something else, for messages.
         key: Key under which the file names its schema.
@@ -83,7 +83,7 @@ def read_json(
         The content as an instance of ``layout``.
 
     Raises:
-        UsageError: The file is missing, is not JSON, has another schema, or is damaged.
+        UsageError: The file cannot be read, is not JSON, has another schema, or is damaged.
     """
     try:
         content = json_in(path)
@@ -97,12 +97,16 @@ def read_json(
         held = content.get(key) if isinstance(content, dict) else None
         if held == schema:
             return checked(layout, content, path, repair)
-        why = f"has {held[:100]}" if isinstance(held, str) and held else "has other JSON"
+        why = "holds other JSON"
+        if isinstance(held, str) and held:
+            why = f"has the schema {held[:100]}"
     raise UsageError(f"expected {what} ({schema}), but {path} {why}; {hint}")
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write a file atomically, by way of a temporary file that is flushed to the disk.
+
+    A pipe or a device is written directly.
 
     Raises:
         DispersionError: The file cannot be written.
@@ -143,7 +147,7 @@ def remove_parts(folder: Path) -> None:
 def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
     """Write the arrays that ``compute()`` returns to an .npz file, unless the file exists.
 
-    The file is written by `write_whole`, so that an interrupted program loses at most one file.
+    The file is written by `write_whole`, so that an interrupted program leaves no partial file.
     """
     if path.exists():
         return

@@ -13,8 +13,8 @@ _PACKAGE = Path(__file__).resolve().parent
 def data_folder(name: str) -> Path:
     """Return a folder of data that is bundled with the package.
 
-    ``name`` is ``token_sets``, ``task_configs``, ``demo``, ``demo_runs`` or ``released``. The wheel
-    has all of these under ``lmeval_dispersion/data/``; a checkout has the first two at its top.
+    ``name`` is ``token_sets``, ``task_configs``, ``demo``, ``demo_runs`` or ``released``. These are
+    under ``lmeval_dispersion/data/``; in a checkout, the first two are at its top.
 
     Raises:
         FileNotFoundError: The folder is missing.

@@ -49,11 +49,11 @@ _PLACE = 4096  # characters: the longest path of Linux
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A kind of text that a file may have to contain.
+    """A form that a layout demands of a text, such as that of a plain file name.
 
     Attributes:
-        fits: Function that says whether a text is of this kind.
-        words: Name of the kind, as sentences use it, such as ``a plain file name``.
+        fits: Function that says whether a text has the form.
+        words: What such a text is, for messages, such as ``a plain file name``.
     """
 
     fits: Callable[[str], bool]
@@ -61,7 +61,9 @@ class Form:
 
 
 def is_plain(name: str) -> bool:
-    """Whether a text can be one part of a path: short, printable, without a separator or ``..``.
+    """Whether a text is safe as the name of a file: up to 200 printable characters, not hidden.
+
+    Separators, ``..`` and the other characters that Windows or globs reserve are not allowed.
 
     >>> [name for name in ("gsm8k", "2026-11-28T10-00-00", "../gsm8k", "a/b", "") if is_plain(name)]
     ['gsm8k', '2026-11-28T10-00-00']
@@ -124,8 +126,8 @@ def checked(
 ) -> T:
     """Check the content of a file against its layout, and return it as an instance of the layout.
 
-    A dataclass is instantiated and refuses keys that it does not declare; a TypedDict gives the
-    mapping and allows further keys.
+    A dataclass is instantiated and refuses keys that it does not declare. For a TypedDict, the
+    mapping is returned, and further keys are allowed. A NamedTuple is made from a list.
 
     Args:
         layout: The dataclass, TypedDict or NamedTuple that describes the content.
@@ -229,7 +231,7 @@ class _Check:
             step = "quote it" if isinstance(value, bool | int | float) else ""
             raise self.mistake(where, form.words, value, step)
         if not form.fits(value):
-            words = "a string that is not empty" if form is _FILLED else form.words
+            words = "a non-empty string" if form is _FILLED else form.words
             raise self.mistake(where, words, value)
 
     def _number(self, kind: type, limits: tuple[Any, ...], value: Any, where: str) -> int | float:

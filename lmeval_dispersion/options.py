@@ -209,12 +209,17 @@ def one_thread() -> None:
 
 
 def command_parser(command: str, about: str) -> argparse.ArgumentParser:
-    """Return an argument parser as all commands use it: help format, errors, no abbreviations."""
+    """Return an argument parser whose errors are one sentence, and whose options are not abbreviated.
+
+    Args:
+        command: Name of the command, such as ``dispersion race``.
+        about: What the command does; begins the help.
+    """
     return _Parser(prog=command, description=about, formatter_class=_Help, allow_abbrev=False)
 
 
 def add_examples(parser: argparse.ArgumentParser, *examples: str, more: str = "") -> None:
-    """Add examples to the beginning of a command's help.
+    """Add examples to a command's help, after its description.
 
     Each of ``examples`` is given without the command's name. The help ends with ``more`` and the
     address of the documentation.
@@ -235,8 +240,8 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 def add_output(
     parser: argparse._ActionsContainer,
     *,
-    file: str = "file to write; .svg, .png, .pdf: its first chart; repeatable (default: standard output)",
-    form: str = "by the suffix of --output, else table",
+    file: str = "file to write (.svg, .png, .pdf: the first chart); repeatable (default: standard output)",
+    form: str = "by --output's suffix, else table",
     details: bool = True,
 ) -> None:
     """Add ``--format``, ``-o/--output FILE``, ``--details`` and ``-q/--quiet``.
@@ -244,12 +249,12 @@ def add_output(
     ``Output.of`` reads these options.
 
     Args:
-        parser: The parser, or a group of it.
+        parser: The parser, or one of its argument groups.
         file: Help of ``--output``.
         form: Default of ``--format``, in words.
         details: Whether to add ``--details``; False for a report without details.
     """
-    parser.add_argument("--format", choices=FORMATS, help=f"form (default: {form})")
+    parser.add_argument("--format", choices=FORMATS, help=f"format (default: {form})")
     parser.add_argument("-o", "--output", type=Path, action="append", metavar="FILE", help=file)
     if details:
         parser.add_argument(

@@ -36,7 +36,7 @@ class Output:
         quiet: Whether to print nothing but errors on standard error, and nothing on standard output
             if there are files.
         command: The command as the user typed it; empty in Python.
-        details: Whether a terminal shows the details too.
+        details: Whether the format ``table`` shows the report's details, too.
     """
 
     format: str = "table"
@@ -47,7 +47,7 @@ class Output:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
-        """Return the output for parsed arguments of a command with the options of ``add_output``.
+        """Return the output that a command's parsed arguments ask for (see `add_output`).
 
         Raises:
             UsageError: A format or a file's suffix is unknown, or a file cannot be written.
@@ -80,7 +80,7 @@ class Output:
 
     @property
     def short(self) -> bool:
-        """Whether no output shows the details: only text tables, without ``details``."""
+        """Whether the details appear nowhere: all output is text tables, and ``details`` is not set."""
         return self.formats == {"table"} and not self.details
 
     def write(self, document: Document, *, table: str | None = None) -> None:
@@ -88,12 +88,12 @@ class Output:
 
         Args:
             document: The report; the command is added to it.
-            table: A text that replaces the report in the format ``table``; None for the report
-                itself.
+            table: A text that replaces the report in the format ``table``; if all files have this
+                format, nothing is printed. None for the report itself.
 
         Raises:
-            UsageError: A picture is asked of a report without a chart. All other files are then
-                written already.
+            UsageError: A file is a picture, but the report has no chart. All other files have then
+                been written.
             DispersionError: A file cannot be written.
         """
         document = replace(document, command=document.command or self.command)
@@ -112,7 +112,7 @@ class Output:
                 self._write_file(path, file_bytes(document, form, details=self.details))
 
     def write_text(self, text: str) -> None:
-        """Print a text, or write it to :attr:`files` and name these on standard error.
+        """Print a text, or write it to :attr:`files` and name the files on standard error.
 
         Raises:
             DispersionError: A file cannot be written.
@@ -159,7 +159,7 @@ class Output:
 
 
 def report_and_file(args: argparse.Namespace, file_format: str) -> tuple[Output, Output]:
-    """Return two outputs: the report on standard output, and the data file of ``--output``.
+    """Return two outputs: one for a report on standard output, one for the data file ``--output``.
 
     ``file_format`` is the file's format. The errors raised are those of `Output.of`.
     """
@@ -176,7 +176,7 @@ def progress_bar(
     ``done`` and ``total`` are numbers of steps; ``label`` is the text before the progress.
 
     On a terminal or in a notebook it draws a bar, after one second. Elsewhere, as in the log of a
-    batch job, it prints at most one line in ``every`` seconds, or nothing if ``every`` is None.
+    batch job, it prints at most one line per ``every`` seconds, or nothing if ``every`` is None.
     With ``hidden`` nothing is shown anywhere.
     """
     if hidden or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
@@ -222,8 +222,8 @@ def _lines(every: float) -> Callable[[int, int, str], None]:
 def prints_to_stderr() -> Iterator[None]:
     """Redirect standard output to standard error, inside a ``with`` block.
 
-    What libraries and their child processes print there then does not mix with the data that a
-    command prints.
+    Anything that libraries and their child processes print inside the block then does not mix with
+    the data that a command prints.
     """
     sys.stdout.flush()
     kept = os.dup(1)
@@ -291,5 +291,5 @@ def _print(text: str, form: str) -> None:
         # Text that is still buffered would fail once more when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise DispersionError(
-            f"could not write to standard output: {error.strerror or error}"
+            f"could not write to standard output: {error.strerror or error}; redirect it to another file"
         ) from error

@@ -75,7 +75,7 @@ class Interval(NamedTuple):
     high: float
 
     def side(self, nothing: float) -> int:
-        """Return 1 if the interval lies above ``nothing``, -1 if below, and 0 otherwise.
+        """Return 1 if the interval lies above ``nothing``, -1 if it lies below, and 0 otherwise.
 
         ``nothing`` is the value that means no effect. The result is 0 for an interval of NaN.
         """
@@ -129,7 +129,7 @@ def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> fl
         )
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise GeometryError(
-            "expected finite numbers for a correlation, got NaN or infinity; leave those out"
+            "expected finite numbers for a correlation, got NaN or infinity; leave out those points"
         )
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         raise GeometryError("a correlation with a constant is not defined")
@@ -169,10 +169,10 @@ def rank_correlations(x: ArrayLike, rows: ArrayLike) -> Array:
 def spearman_bounds(rho: float, n: int) -> Bounds:
     """Return the 95 % interval of a Spearman correlation of ``n`` independent pairs, in [-1, 1].
 
-    The interval is NaN for n < 8. It is computed on the scale of Fisher's z with the variance
-    (1 + rho^2 / 2) / (n - 3), where 1 and -1 are replaced by the next smaller possible correlation.
-    If the two numbers of a pair are independent, it excludes 0 in at most 5 % of cases; a bootstrap
-    interval does so in up to 13 %.
+    The interval is NaN for n < 8, or if ``rho`` is NaN. It is computed on the scale of Fisher's z
+    with the variance (1 + rho^2 / 2) / (n - 3), where ±1 counts as the nearest possible correlation
+    inside (-1, 1). If the two numbers of a pair are independent, the interval excludes 0 in at most
+    5 % of cases; a bootstrap interval does so in up to 13 %.
 
     Source: Bonett and Wright, Psychometrika 65 (2000).
     """
@@ -199,8 +199,8 @@ def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
     The interval is NaN for n < 4 or without finite samples. On the scale of Fisher's z its half
     width is the standard deviation of the samples times the quantile of Student's t with n - 2
     degrees of freedom. In simulations with ten or more points it covers the true correlation in 94
-    to 99 % of cases (``tests/laboratory/test_intervals.py``), the percentiles of the samples in 86
-    to 91 %.
+    to 99 % of cases (``tests/laboratory/test_intervals.py``); the interval between percentiles of
+    the samples covers it in 86 to 91 %.
     """
     z = fisher(samples)
     z = z[np.isfinite(z)]
@@ -289,7 +289,7 @@ def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
 
 
 def percentiles(samples: ArrayLike) -> Bounds:
-    """Return the 95 % percentile bounds of the finite ``samples``; NaN without any."""
+    """Return the 2.5 % and 97.5 % percentiles of the finite ``samples``; NaN if none is finite."""
     numbers = np.asarray(samples, dtype=np.float64)
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):
@@ -419,7 +419,7 @@ def student_quantile(p: float, freedom: float) -> float:
 def student_interval(values: ArrayLike, level: float = LEVEL) -> Bounds:
     """Return Student's interval of the mean of independent ``values`` (n,), at ``level`` in (0, 1).
 
-    NaN for fewer than two values.
+    The interval is NaN for fewer than two values.
     """
     numbers = np.asarray(values, dtype=np.float64)
     if len(numbers) < 2:
@@ -448,11 +448,16 @@ def mcnemar_p(gained: int, lost: int) -> float:
 
 
 def paired_share_bounds(gained: int, lost: int, n: int) -> Bounds:
-    """Return the 95 % interval of the difference of two shares of the same ``n`` > 1 documents.
+    """Return the 95 % interval of the difference between the accuracies of two models.
 
-    The difference is (gained - lost) / n, with the arguments of :func:`mcnemar_p`. The interval is
-    Bonett and Price's, with Student's t in place of the normal distribution. It lies in [-1, 1] and
-    excludes 0 exactly where :func:`mcnemar_p` is below 5 % (enumerated for up to 300 documents).
+    The difference is (gained - lost) / n. The interval is Bonett and Price's, with Student's t in
+    place of the normal distribution. It lies in [-1, 1] and excludes 0 exactly where
+    :func:`mcnemar_p` is below 5 % (enumerated for up to 300 documents).
+
+    Args:
+        gained: Number of documents that only the second model answers right.
+        lost: Number of documents that only the first model answers right.
+        n: Number of all documents, > 1, which both models answered.
 
     Source: Bonett and Price, Journal of Educational and Behavioral Statistics 37 (2012).
     """
@@ -520,9 +525,9 @@ def holm(p_values: Mapping[K, float]) -> set[K]:
 def clearly_worse(tests: Mapping[tuple[K, K], tuple[float, float]]) -> set[K]:
     """Return the members that are clearly worse than another member.
 
-    This stays valid if the best member was chosen by its score: Holm's procedure is used over all
-    pairs, so that in at most 5 % of cases any member is returned that is not truly worse than
-    another, whichever members are truly equal.
+    Holm's procedure is used over all pairs. Therefore, in at most 5 % of cases any member is
+    returned that is not truly worse than another, even if the best member was chosen by its score,
+    and whichever members are truly equal.
 
     Args:
         tests: Every pair (first, second) -> (difference, p-value of no difference), where the
@@ -568,7 +573,7 @@ def wilson(share: float, n: int, point: float = NORMAL_975) -> Bounds:
 
 
 class Auroc(NamedTuple):
-    """Area under the ROC curve of a signal, with its standard error.
+    """Area under the ROC curve of a signal (a number for each document), with its standard error.
 
     Attributes:
         value: The area: 0.5 is chance, 1 separates right from wrong documents perfectly.
@@ -590,8 +595,7 @@ def auroc(signal: Array, right: Flags) -> Auroc:
     """Return the area under the ROC curve (AUROC) of a signal that is lower for wrong documents.
 
     ``signal`` and ``right`` have the shape (n,); some documents must be right and some wrong. Ties
-    count half. Source: DeLong, DeLong and
-    Clarke-Pearson, Biometrics 44 (1988).
+    count half. Source: DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988).
     """
     a, b = np.sort(signal[right]), np.sort(signal[~right])
     above = _share_below(b, signal[right])
@@ -615,8 +619,8 @@ def stratified_auroc(
 ) -> Auroc | None:
     """Return the AUROC over pairs of a right and a wrong document of the same stratum.
 
-    None without such a pair. The result is the mean over strata, weighted by their numbers of
-    pairs. The variance of a stratum is DeLong's; with a single right or a single wrong document it
+    The result is the mean over strata, weighted by their numbers of pairs; it is None without such
+    a pair. The variance of a stratum is DeLong's; with a single right or a single wrong document it
     is that of an uninformative signal, (right + wrong + 1) / (12 pairs).
 
     Args:
@@ -644,7 +648,7 @@ def stratified_auroc(
 def auroc_bounds(
     value: float, se: float, right: int, wrong: int, point: float = NORMAL_975
 ) -> Bounds:
-    """Return the 95 % interval of an AUROC, made on the logit scale.
+    """Return the 95 % interval of an AUROC, computed on the logit scale.
 
     On that scale it reaches ``point`` standard errors to both sides (see :func:`normal_point`). For
     an AUROC of 1 it is (0.025^(1/n), 1), with n the smaller one of ``right`` and ``wrong``, and for
@@ -669,7 +673,7 @@ class RankAgreement(NamedTuple):
 
     Attributes:
         spearman: Spearman's correlation of ranks inside the strata.
-        spearman_p: Its two-sided p-value.
+        spearman_p: Two-sided p-value of that correlation.
         exact: Whether all permutations inside the strata were enumerated (strata of up to nine). If
             not, 9,999 were drawn with a fixed seed, and p = (1 + k) / (1 + 9,999), where k of them
             have a correlation at least as large in magnitude.
@@ -686,8 +690,8 @@ def rank_agreement(strata: Sequence[tuple[ArrayLike, ArrayLike]]) -> RankAgreeme
     """Return the rank correlation of pairs of finite numbers, compared only inside their stratum.
 
     ``strata`` has two arrays (n,) for each stratum: the first and the second numbers of its pairs.
-    None if no stratum has two pairs, or if the first or the second numbers are constant inside
-    every stratum.
+    The result is None if no stratum has two pairs, or if the first or the second numbers are
+    constant inside every stratum.
 
     >>> rank_agreement([([1, 2, 3], [10, 20, 30])]).spearman_p
     0.3333333333333333

@@ -146,7 +146,7 @@ def test_a_full_standard_output_is_a_sentence():
             stderr=subprocess.PIPE,
             text=True,
         )
-    assert done.stderr.endswith("could not write to standard output: No space left on device\n")
+    assert done.stderr.endswith("No space left on device; redirect it to another file\n")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 

@@ -48,7 +48,7 @@ def check_beside(arguments: Mapping[str, Any], *, transformers_loads: bool) -> N
             and adapter together from version 5 on.
 
     Raises:
-        HarnessError: The backend would leave the adapter out, or load another base.
+        HarnessError: The backend would ignore the adapter, or the folder's whole weights.
     """
     if arguments.get("gguf_file"):
         return

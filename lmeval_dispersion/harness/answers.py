@@ -44,6 +44,7 @@ from lmeval_dispersion.harness.failures import sentences
 from lmeval_dispersion.harness.seams import build_requests, loaded_tasks
 from lmeval_dispersion.model.loading import chosen_model, loaded_model
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.store.identity import SUFFIX
 
 MOST_PROMPTS = 100  # most prompts on which a base is run
@@ -59,7 +60,7 @@ class TaskTokens:
     Attributes:
         head: One line that describes the set.
         text: The YAML, which begins with that line as a comment.
-        note: A warning; empty if there is none.
+        note: A warning if the tokens leave out more than half of what is in the answers; else "".
     """
 
     head: str
@@ -131,7 +132,7 @@ def _expected(asked: AnswerTokens, base: str) -> TaskTokens:
             num_fewshot=asked.num_fewshot,
             apply_chat_template=bool(asked.apply_chat_template),
         )
-        origin = f"questions of {asked.tasks}, {tasks[0].config.num_fewshot or 0} examples"
+        origin = f"questions of {asked.tasks}, {tasks[0].config.num_fewshot or 0}-shot"
     else:
         file = Path(str(asked.data)).name
         name = file.split(".")[0]
@@ -163,9 +164,9 @@ def _expected(asked: AnswerTokens, base: str) -> TaskTokens:
 
 
 def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
-    """Return a token set of some tasks' answers, as a dict of the fields of its YAML.
+    """Count the answers of tasks, and return a token set as a dict of the fields of its YAML.
 
-    Answers are counted, and the most frequent come first. ``name`` is the name of the set.
+    The most frequent answers come first. ``name`` is the name of the set.
 
     Raises:
         ScreeningError: The answers are running text.
@@ -191,12 +192,12 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
 
 
 def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
-    """Return a token set as YAML, whose first line shows some of the answers.
+    """Return a token set as YAML, whose first line shows up to 12 of its answers or tokens.
 
     Args:
         fields: Fields of the YAML, such as those that :func:`counted_set` returns.
-        tokenizer: A tokenizer of transformers, in whose tokens answers are shown; None to show them
-            as text.
+        tokenizer: A tokenizer of transformers, to show the tokens into which it splits the answers;
+            None to show the answers themselves.
 
     Raises:
         ScreeningError: The tokenizer splits the answers into too few or too many tokens.
@@ -205,7 +206,8 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
     answers = fields.get("answers") or {}
     note = ""
     shown = [text.strip()[:24] for text in answers]
-    head = f"{name}: {len(answers):,} distinct answers in {fields.get('documents', 0):,} documents"
+    documents = count(fields.get("documents", 0), "document")
+    head = f"{name}: {count(len(answers), 'distinct answer')} in {documents}"
     if "refused" in fields:
         head = f"{name} has no answer tokens: {fields['refused']}"
     if tokenizer is not None:
@@ -216,7 +218,7 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
         note = left_out_note(name, share)
         shown = [token.text for token in tokens]
         folder = Path(tokenizer.name_or_path).name
-        head = f"T of {name}: {len(tokens)} tokens in {folder}'s tokenizer"
+        head = f"{name}: {len(tokens)} answer tokens in {folder}'s tokenizer"
     if shown:
         texts = []
         for text in shown[:_SHOWN]:
@@ -233,9 +235,9 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
     """Count the answers of some tasks; return the counts and the number of documents.
 
-    Counted are all choices of a multiple-choice question; for a task with generated answers, the
-    target, as the task's regex extracts it; and for code, each name, constant and literal of the
-    reference solution. The space before an answer is kept.
+    For a multiple-choice question, all choices are counted; for a task with generated answers, the
+    target, as the task's regex extracts it; for code, each name, constant and literal of the
+    reference solution, once. An answer keeps the space before it.
 
     Raises:
         UsageError: A task has no answers because it scores whole texts, has answers that are not
@@ -302,7 +304,7 @@ def _regex(task: Any) -> RegexFilter | None:
 def words_of_code(before: str, code: str) -> Iterator[str]:
     r"""Yield the names, constants and literals of Python code, with the spaces before them.
 
-    Keywords, operators and comments are left out, and so are f-strings, which versions of Python
+    Keywords, operators and comments are left out, and so are f-strings, which Python versions
     tokenise differently. ``before`` is the code that ``code`` continues.
 
     >>> list(words_of_code("def f(x):\n", "    return x == None or x['key'] > 2\n"))

@@ -22,10 +22,10 @@ class Embedding(TextColumn, Loading):
 
             If a text exceeds the model's context, only its end is used.
         output: Folder of the store to write.
-        layer: Layer to keep: last, norm, layer.K, layer.K.attn, layer.K.ffn; may be repeated.
-            Default: last.
-        tasks: Name for the data, since calibrators hold only for data of the same name; with
-            --from-samples, only these tasks. Default: the file's name; all tasks.
+        layer: Layer whose states are stored: last, norm, layer.K, layer.K.attn, layer.K.ffn; may be
+            repeated. Default: last.
+        tasks: Name for the data, since a calibrator applies only to data of the same name; with
+            --from-samples, the tasks to use. Default: the file's name, or all tasks.
     """
 
     model: Annotated[str, Option("MODEL")]
@@ -48,8 +48,8 @@ class AnswerTokens(TextColumn, OnDevice):
             than main. Default: count the task's answers instead.
         data: Prompts for the base: text, JSONL or parquet file, or a Hub data set. Default: the
             task's questions.
-        tokenizer: Model whose tokenizer splits the answers into the tokens that are listed.
-            Default: the base's.
+        tokenizer: Model whose tokenizer splits counted answers into tokens, which are shown in the
+            first line. Default: show the answers as text.
         num_fewshot: Number of examples before each question. Default: the task's own.
         include_path: A folder with more tasks.
         apply_chat_template: Put prompts in the base's chat template. Default: plain prompts.

@@ -52,7 +52,7 @@ def _enable(args: argparse.Namespace) -> int:
         done = "already enabled" if before.state == "enabled" else "enabled"
         print(f"{done}: {before.files} task files in {before.folder}")
         print(
-            "before uninstalling: dispersion enable off\n"
+            "before uninstalling, run: dispersion enable off\n"
             "try: lm_eval --model hf --model_args pretrained=... --tasks mmlu_dispersion",
             file=sys.stderr,
         )
@@ -187,7 +187,7 @@ def _tokens_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(format="table")
     add_quiet(parser)
     base = parser.add_argument_group(
-        "from a base model, which is run on 100 prompts without answers"
+        "from a base model, which is run on up to 100 prompts without answers"
     )
     add_options(base, AnswerTokens, "base", "data", "column", "device")
     prompts = parser.add_argument_group("as for lm_eval")

@@ -19,8 +19,8 @@ from lmeval_dispersion.report.declared import listed
 def sentences() -> Iterator[None]:
     """Inside this context, turn common failures into a DispersionError with one sentence.
 
-    Other errors are raised unchanged. If the environment variable ``DISPERSION_DEBUG`` is set, all
-    errors are.
+    Other errors are raised unchanged, and so is every error if the environment variable
+    ``DISPERSION_DEBUG`` is set.
     """
     try:
         yield
@@ -34,9 +34,9 @@ def sentences() -> Iterator[None]:
 
 
 def failure_sentence(error: Exception) -> str | None:
-    """Return one sentence for a common failure of lm-eval, torch or the Hub.
+    """Return one sentence on a common failure of lm-eval, torch or the Hub.
 
-    None for any other error, whose traceback is needed.
+    Return None for any other error, which needs its traceback.
     """
     text = str(error).strip()
     first = _first_line(error)
@@ -124,7 +124,7 @@ def as_their_base(labels: Sequence[str]) -> list[str]:
 
 
 def checkpoint_failure(error: Exception) -> str:
-    """Return a sentence on why a checkpoint failed.
+    """Return a sentence on why a checkpoint failed; for an uncommon error, its type and message.
 
     If the environment variable ``DISPERSION_DEBUG`` is set, ``error`` is raised instead.
     """

@@ -42,7 +42,7 @@ class Status(NamedTuple):
 
 
 def task_files() -> dict[str, str]:
-    """Return the content of every task configuration of this version, by path in the tasks folder.
+    """Return this version's task configurations: each file's path in our folder -> its content.
 
     A stored file that begins with ``# for NAME in a b c`` is a pattern: it gives one file for each
     of these names, with ``NAME`` replaced in path and content. If the line ends in
@@ -104,7 +104,9 @@ def status() -> Status:
 
 
 def enable() -> None:
-    """Write this version's task configurations into lm-eval's folder, unless they are there.
+    """Write this version's task configurations into lm-eval's folder, unless it has them already.
+
+    Those of another version are removed first.
 
     Raises:
         UsageError: The folder cannot be written.
@@ -126,7 +128,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Remove the task configurations that :func:`enable`, of any version, wrote into lm-eval.
+    """Remove our task configurations from lm-eval's folder, whichever version wrote them.
 
     Raises:
         UsageError: The files cannot be removed.

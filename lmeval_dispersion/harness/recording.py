@@ -40,17 +40,19 @@ from lmeval_dispersion.model.capture import resolve
 
 @dataclass
 class Wanted:
-    """A state to record for a request, and what has been recorded.
+    """A hidden state to record for a request, and what has been recorded of it.
 
     Attributes:
         position: Position of the token in the input, from 0; -1 for the last token.
         span: Tokens [start, stop) of the input whose perplexity is recorded; an empty range if none
             is recorded.
-        prompt_tokens: Number of tokens of the context before truncation.
+        prompt_tokens: Number of tokens of the context, before truncation; for a segment of a text,
+            the number of its tokens.
         truncated: Whether the input was cut on the left.
         vectors: For each layer, the recorded state, shape (d,), float32; empty before the
             forward pass.
-        perplexity: Perplexity of the span, or of the segment; NaN before the forward pass.
+        perplexity: Perplexity of the span, or of the segment; NaN before the forward pass, or if
+            there is no span.
     """
 
     position: int
@@ -71,7 +73,8 @@ class Recorder:
     Args:
         lm: lm-eval's transformers model (HFLM).
         layers: Names of the layers to record.
-        requests: The requests, with ``args`` (the prompt first), ``idx`` and ``query``.
+        requests: The requests, with lm-eval's ``args`` (the prompt first) and ``idx``, and our
+            ``query`` and ``dispersion_layers``.
     """
 
     shadows: tuple[str, ...] = ()
@@ -113,7 +116,9 @@ class Recorder:
         """Copy the recorded states from the device to their requests."""
 
     def states(self) -> list[DocState | None]:
-        """Return, for each request, what was recorded; None if no state of the request is recorded.
+        """Return what was recorded, as one `DocState` for each request.
+
+        It is None for the later requests of a document, whose state comes from the first request.
 
         Raises:
             HarnessError: A state was not captured, because lm-eval runs the model in an
@@ -147,11 +152,11 @@ class TokenRecorder(Recorder):
         self.sums: list[tuple[Wanted, Tensor]] = []
 
     def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
-        """Return the state to record for a request with these token ids; None for no state."""
+        """Return the state to record for a request with these token ids; None to record none."""
         raise NotImplementedError
 
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
-        """Plan which states to record, then call HFLM's method, which this one replaces."""
+        """Plan which states to record, then call HFLM's ``_loglikelihood_tokens``."""
         self.by_tokens = {}
         for _, context, continuation in requests:
             wanted = self.plan(context, continuation)
@@ -164,7 +169,7 @@ class TokenRecorder(Recorder):
         return answers
 
     def model_call(self, original: Any, inps: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Match the rows of a batch to requests, then call HFLM's method, which this one replaces.
+        """Match the rows of a batch to requests, then call HFLM's ``_model_call``.
 
         ``inps`` has the token ids, shape (batch, tokens).
         """
@@ -192,10 +197,10 @@ class TokenRecorder(Recorder):
         self.fresh[name] = state[rows, positions]
 
     def select_cont_toks(self, original: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Sum a question's log-probabilities, then call HFLM's method, which this one replaces.
+        """Sum a question's log-probabilities, then call HFLM's ``_select_cont_toks``.
 
-        lm-eval calls HFLM's method once for each row of a batch. ``logits`` has the
-        log-probabilities of that row, shape (tokens, vocabulary).
+        lm-eval calls this method once for each row of a batch. ``logits`` has the log-probabilities
+        of that row, shape (tokens, vocabulary).
         """
         if self.input is not None and self.row < len(self.input):
             shift = logits.shape[0] - self.input.shape[1]
@@ -209,7 +214,8 @@ class TokenRecorder(Recorder):
         return original(logits, *args, **kwargs)
 
     def flush(self) -> None:
-        """Copy the last batch's states and sums from the device, which lm-eval has synchronised."""
+        """Copy the last batch's states and log-probabilities from the device to their requests."""
+        # lm-eval has synchronised the device by now.
         _keep(self.fresh, [wanted for _, wanted in self.rows])
         if self.sums:
             sums = torch.stack([s for _, s in self.sums]).tolist()
@@ -227,7 +233,7 @@ class ContextRecorder(TokenRecorder):
     def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
         """Plan the state of the last context token and the perplexity of the question's tokens.
 
-        It is None for all requests of a document but the first.
+        Return None for all requests of a document but the first.
         """
         request = (
             self.requests[len(self.planned)] if len(self.planned) < len(self.requests) else None
@@ -265,9 +271,9 @@ class SegmentRecorder(TokenRecorder):
         self.texts: list[list[int]] = []
 
     def tok_encode(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call HFLM's method, which this one replaces, and keep the token ids that it returns.
+        """Call HFLM's ``tok_encode``, and keep the token ids that it returns.
 
-        lm-eval calls HFLM's method once for each request.
+        lm-eval calls this method once for each request.
         """
         tokens = original(*args, **kwargs)
         self.texts.append(tokens)
@@ -279,7 +285,7 @@ class SegmentRecorder(TokenRecorder):
         return Wanted(length - 1, (0, 0), len(continuation), truncated=False)
 
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call HFLM's method, which this one replaces, and compute each segment's perplexity."""
+        """Call HFLM's ``_loglikelihood_tokens``, and compute each segment's perplexity."""
         answers = super().loglikelihood_tokens(original, requests, *args, **kwargs)
         for wanted, (logprob, _) in zip(self.planned[-len(answers) :], answers, strict=True):
             if wanted is not None:
@@ -315,7 +321,7 @@ class PrefillRecorder(Recorder):
         self.of_prompt: dict[str, Wanted] = {}
 
     def tok_batch_encode(self, original: Any, strings: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call HFLM's method, which this one replaces, and count the tokens of the batch's prompts."""
+        """Call HFLM's ``tok_batch_encode``, and count the tokens of the batch's prompts."""
         ids, mask = original(strings, *args, **kwargs)
         limit = kwargs.get("left_truncate_len")
         self.batch = []
@@ -328,7 +334,7 @@ class PrefillRecorder(Recorder):
         return ids, mask
 
     def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call HFLM's method, which this one replaces, and record its first forward pass.
+        """Call HFLM's ``_model_generate``, and record its first forward pass.
 
         The first pass reads the prompt; later passes generate.
         """
@@ -342,14 +348,14 @@ class PrefillRecorder(Recorder):
     def see(self, name: str, state: Tensor) -> None:
         """Pick the states at the last position, as padding is on the left; see `Recorder.see`.
 
-        With beam search, where each prompt has several equal rows, its first row is used.
+        With beam search, each prompt has several equal rows, of which the first is used.
         """
         if self.armed and name not in self.fresh and self.batch:
             beams = state.shape[0] // len(self.batch)
             self.fresh[name] = state[:: max(beams, 1), -1]
 
     def flush(self) -> None:
-        """Copy the batch's states from the device."""
+        """Copy the batch's states from the device to their prompts."""
         _keep(self.fresh, self.batch)
         self.fresh = {}
 
@@ -366,7 +372,7 @@ class OneTokenRecorder(PrefillRecorder):
     """
 
     def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call HFLM's method, which this one replaces, so that it generates one token."""
+        """Call HFLM's ``_model_generate``, so that it generates one token."""
         context = kwargs["context"] if "context" in kwargs else args[0]
         return super().model_generate(
             original, *args, **{**kwargs, "max_length": context.shape[1] + 1}
@@ -415,7 +421,7 @@ def check_model(lm: Any, tasks: str) -> None:
         )
     if getattr(lm, "backend", "causal") != "causal":
         raise HarnessError(
-            f"{tasks} needs a decoder-only model, got an encoder-decoder; run the stock task for it"
+            f"{tasks} needs a decoder-only model, got an encoder-decoder; run the stock task instead"
         )
 
 
@@ -427,7 +433,8 @@ def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
         evaluation: The running evaluation, which says what was asked for.
 
     Raises:
-        HarnessError: The model gives no hidden states, or its tokenizer has no chat template.
+        HarnessError: A dispersion task needs hidden states, which the model does not give; or a
+            chat template was asked for, and the tokenizer has none.
     """
     ours = {*task_names()} & {task for task in evaluation.tasks or () if isinstance(task, str)}
     if ours and not evaluation.predict_only:
@@ -453,7 +460,7 @@ def prefill(lm: Any, kind: str, prompts: Sequence[Prompt]) -> None:
         prompts: The prompts to run. For ``generate_until``, one token is generated after each.
 
     Raises:
-        HarnessError: The model gives no hidden states.
+        HarnessError: The model gives no hidden states, or a prompt has images.
     """
     for prompt, answer in zip(prompts, _recorded(lm, kind, prompts, PREFILL[kind]), strict=True):
         prompt.answer = answer[0] if isinstance(answer, tuple) else answer
@@ -501,9 +508,9 @@ def query_tokens(
 ) -> tuple[int, int]:
     """Return the range [start, stop) of the tokens in a context that contain the question.
 
-    White space at the ends of the question is ignored. If the prompt does not contain the
-    question, the range is the whole context. If the tokenizer gives no character offsets, as slow
-    tokenizers do not, the range is empty.
+    White space at the ends of the question is ignored. If the question is unknown or not in the
+    prompt, the range is the whole context. If the tokenizer gives no character offsets (a slow
+    tokenizer), or splits the prompt into other tokens than ``context``, the range is empty.
 
     Args:
         tokenizer: Tokenizer of the model.

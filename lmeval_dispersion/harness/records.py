@@ -162,7 +162,7 @@ class AggregatedMetric:
     def measure(self, records: tuple[DocRecord, ...]) -> float:
         """Return the dispersion of ``records``, or its standard error if ``error`` is set.
 
-        NaN if there are too few records; see :func:`estimate`.
+        The result is NaN if there are too few records; see :func:`estimate`.
         """
         figure = estimate(records)
         return figure.se if self.error else figure.mean
@@ -260,13 +260,13 @@ class TaskMetrics:
                 warnings.append((shared, own))
         for layer, bad in self.without_direction.items():
             if bad:
-                why = (
-                    f"states of {layer} left out, because zero or not finite; try "
-                    "model_args dtype=float32"
-                )
-                warnings.append((why, f"{bad} of {len(self.vectors[layer])} {why}"))
+                are = "is" if bad == 1 else "are"
+                why = "zero or not finite, and left out; try model_args dtype=float32"
+                shared = f"states of {layer} are {why}"
+                own = f"{bad} of {len(self.vectors[layer])} states of {layer} {are} {why}"
+                warnings.append((shared, own))
         if self.truncated:
-            why = "prompts exceeded the model's context and were cut on the left"
+            why = "prompts exceeded the model's context and lost their first tokens"
             warnings.append((why, f"{self.truncated} of {len(self.records)} {why}"))
         return warnings
 

@@ -134,7 +134,8 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
     except Exception as error:  # any error: hours of evaluation must not fail because of a store
         failures.append(run.folder)
         log.error(
-            "%s: the store %s could not be written (%s); the metrics in lm-eval's results are complete",
+            "%s: the store %s could not be written (%s); the metrics in lm-eval's results are complete, "
+            "but for vectors to audit the task has to run again",
             name,
             run.folder,
             error,
@@ -171,9 +172,9 @@ def write(
 
 @atexit.register
 def report_at_exit() -> None:
-    """Print the warnings of all tasks, the folder of their vectors and the next command, to stderr.
+    """Print on standard error all tasks' warnings, the folder of the vectors and the next command.
 
-    Called when a process that ran the command ``lm_eval`` exits.
+    The function is called when a process that ran the command ``lm_eval`` exits.
     """
     for shared, sentences in remarks.items():
         tasks = list(sentences)
@@ -287,7 +288,7 @@ def _public(arguments: Any) -> Any:
 
 
 def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
-    """Return what identifies lm-eval's model by its content, such as hashes of its weights.
+    """Return what identifies lm-eval's model, such as its commit or a hash of its weights.
 
     Keys are ``weights``, ``adapter``, ``tokenizer`` and other settings that change answers; those
     that do not apply are left out. See :mod:`lmeval_dispersion.model.loading`.
@@ -325,8 +326,8 @@ def _argument(arguments: Any, name: str) -> str | None:
 def commit_of(name: str, lm: Any, arguments: Any) -> str | None:
     """Return the commit of a model from the Hub, as transformers or the Hub's cache knows it.
 
-    If neither knows the commit, the requested revision is returned; None if that is the default
-    revision, or if the model is in a folder.
+    If neither knows the commit, the result is the revision that lm-eval asks for, ``main`` by
+    default. It is None for a model in a folder.
 
     Args:
         name: Name of the repository, or path of a folder.

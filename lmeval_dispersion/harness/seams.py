@@ -145,7 +145,7 @@ class RunningEvaluation:
     def category(self, task: str) -> str | None:
         """Return the alias, or else the name, of the group that directly contains ``task``.
 
-        None if the task is in no group.
+        Return None if the task is in no group.
         """
         for name, group in (self.groups or {}).items():
             if any(getattr(child, "task_name", None) == task for child in group):
@@ -350,7 +350,7 @@ else:
 
 
 def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequence[str]) -> None:
-    """Add methods to lm-eval's transformers model (HFLM), in place of any of the same name.
+    """Add methods to lm-eval's transformers model (HFLM); they replace methods of the same name.
 
     Args:
         methods: The functions, by the name of the method.
@@ -404,6 +404,7 @@ def loaded_tasks(names: str, include_path: str | None = None) -> dict[str, Any]:
 
     Raises:
         UsageError: lm-eval has no such task.
+        DispersionError: The tasks' data cannot be loaded.
     """
     return loaded_suite(names, include_path=include_path)[0]
 
@@ -418,7 +419,7 @@ def loaded_suite(
     """Load the lm-eval tasks named in ``names``, tasks or groups separated by commas.
 
     Returns the tasks and the groups, both by name; groups inside groups are included. Each task's
-    ``category`` is set to the alias of its group, or None.
+    ``category`` is set to the alias of its group, or else the group's name; None without a group.
 
     Args:
         names: The names, ``NAME,NAME``.
@@ -429,6 +430,7 @@ def loaded_suite(
 
     Raises:
         UsageError: lm-eval has no such task.
+        DispersionError: The tasks' data cannot be loaded.
     """
     from lm_eval.tasks import TaskManager
 
@@ -468,16 +470,17 @@ def loaded_suite(
 def task_groups(
     groups: Mapping[str, Any], judges: Mapping[str, str | None]
 ) -> dict[str, TaskGroup]:
-    """Return the groups to report with one figure each, by name: the outermost that have one.
+    """Return the outermost groups for which lm-eval computes a figure, by name.
 
-    lm-eval has a figure for a group if it aggregates a metric that all tasks of the group have. A
-    group without one, such as the Open LLM Leaderboard's ``leaderboard``, is replaced by its
-    members. `store.groups` chooses the same groups from finished results.
+    Each group has the names of its tasks, and whether its mean weights the tasks by their numbers
+    of documents. lm-eval computes a figure for a group that aggregates a metric which all its tasks
+    have. A group without a figure, such as the Open LLM Leaderboard's ``leaderboard``, is replaced
+    by its members. `store.groups` chooses the same groups from finished results.
 
     Args:
         groups: lm-eval's groups, by name.
-        judges: For each task, the metric that scores it. If a group weights its metrics
-            differently, the weights of that metric are used.
+        judges: For each task, the metric that scores it. If a group weights its tasks differently
+            for different metrics, the weights for this metric are used.
     """
     inner = {id(child) for group in groups.values() for child in group}
     waiting = []
@@ -506,7 +509,7 @@ def task_groups(
 
 
 def groups_above(groups: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Map each task to the names of the lm-eval groups that contain it, smallest group first."""
+    """Return, by task name, the names of the groups that contain each task, smallest group first."""
     above = dict[str, list[str]]()
     for group in sorted(groups.values(), key=lambda group: len(group.get_all_tasks())):
         for task in group.get_all_tasks():
@@ -515,7 +518,10 @@ def groups_above(groups: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def group_entries(groups: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
-    """Map each lm-eval group to its alias and the names of its members, as results have them."""
+    """Return, by group name, each group's alias (or name) and the names of its members.
+
+    Names are those in lm-eval's results.
+    """
     entries = dict[str, tuple[str, list[str]]]()
     for name, group in groups.items():
         entries[name] = (str(group.alias or name), [_name_of(child) for child in group])
@@ -587,7 +593,7 @@ def drawn_questions(
 
 
 def equal_shares(sizes: Sequence[int], count: int) -> list[int]:
-    """Divide ``count`` into equal shares, none of which exceeds its size.
+    """Divide ``count`` into equal shares, none of them larger than its entry in ``sizes``.
 
     If there is a remainder, the first shares are one larger. Shares add up to ``count``, or to the
     sum of ``sizes`` if that is less.
@@ -765,10 +771,10 @@ def filters_of(task: Any) -> list[str]:
 
 
 def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
-    """Return which metrics of a task can score a single document, and whether there may be others.
+    """Return which of a task's metrics can score single documents, and if there may be more metrics.
 
-    The first value maps the name of each of lm-eval's metrics to whether it is defined for a single
-    document and not declared to be better if lower. The second is true if metrics may appear whose
+    The first value maps the name of each metric to whether it is defined for a single document, and
+    higher is not declared worse. The second is true if the task may give further metrics, whose
     names are known only once an answer is scored.
     """
     pooled = [registry.get_aggregation(name) for name in _POOLED]
@@ -790,7 +796,7 @@ def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
     """Fix the batch size of lm-eval's transformers model if it is ``auto``, to at most ``most``.
 
     lm-eval itself would choose a batch size in each call. Here it is the size at which the longest
-    of ``requests`` fits into memory, together with the longest answer that may be generated.
+    of ``requests`` fits into memory, with room for the answer to be generated.
     """
     if getattr(lm, "batch_size_per_gpu", None) != "auto" or not hasattr(lm, "_detect_batch_size"):
         return
@@ -966,13 +972,14 @@ def loaded_lm(
     Args:
         name: lm-eval's name of the backend, such as ``hf``.
         arguments: The ``--model_args``, parsed.
-        check: Called with the model's class, and with the model before its weights are loaded; an
-            error that it raises stops the loading.
+        check: Called with lm-eval's transformers model before its weights are loaded; other
+            backends are not checked. An error that it raises stops the loading.
         settings: Further settings for lm-eval's model, such as ``device`` or ``batch_size``.
 
     Raises:
         UsageError: lm-eval has no such backend.
-        HarnessError: The backend cannot load adapters, or the files lack weights.
+        HarnessError: The backend cannot load the adapter, or the files lack weights.
+        MissingExtraError: A library for adapters is not installed.
         DispersionError: A tensor in the files does not have the shape that the model needs.
     """
     disable_progress_bar()
@@ -1000,7 +1007,7 @@ def loaded_lm(
 
 
 def live_lm(model: Any, tokenizer: Any, **settings: Any) -> Any:
-    """Return lm-eval's transformers model around a model in memory, whose weights stay unchanged.
+    """Wrap a model in memory as lm-eval's transformers model, without a change to its weights.
 
     lm-eval adds a padding token to a tokenizer without one, so pass a copy of the tokenizer. The
     caller decides whether the model is in training or evaluation mode. ``settings`` are further
@@ -1018,7 +1025,7 @@ def live_lm(model: Any, tokenizer: Any, **settings: Any) -> Any:
 
 @contextmanager
 def folded_tables(metrics: Sequence[str]) -> Iterator[None]:
-    """Inside this context, leave the NaN rows of some metrics out of lm-eval's tables.
+    """Inside this context, leave the NaN rows of ``metrics`` out of lm-eval's tables.
 
     A line below the table gives the number of rows left out. A subject with one right answer, for
     example, has no dispersion of right answers.
@@ -1037,7 +1044,10 @@ def folded_tables(metrics: Sequence[str]) -> Iterator[None]:
                     left_out += 1
         text: str = original({**results, column: kept}, column, **options)
         if left_out:
-            text += f"Rows not shown, because fewer than two documents give NaN: {left_out}.\n"
+            rows = "1 row is not shown: it is"
+            if left_out > 1:
+                rows = f"{left_out} rows are not shown: they are"
+            text += f"{rows} NaN, since dispersion needs at least two documents.\n"
         return text
 
     try:

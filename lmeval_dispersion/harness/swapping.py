@@ -37,7 +37,7 @@ _TOKENIZER = (
 
 
 class SharedBase:
-    """Loads models with lm-eval, and keeps the last one, so that adapters of one base share it."""
+    """Loader of lm-eval's models that keeps the last one, so that adapters can share their base."""
 
     def __init__(self) -> None:
         self._lm: Any = None
@@ -58,10 +58,10 @@ class SharedBase:
     ) -> Any:
         """Return lm-eval's model for ``arguments``; a base that is in memory is not loaded again.
 
-        Arguments and errors are those of :func:`seams.loaded_lm`. If the base of a LoRA is in
-        memory, the LoRA replaces the previous LoRA on that base. An empty ``peft`` in ``arguments``
-        gives the shared base without an adapter, whose embeddings are resized to the tokenizer, as
-        lm-eval does for adapters.
+        Arguments and errors are those of :func:`seams.loaded_lm`; an adapter that vLLM cannot apply
+        raises HarnessError, too. If the base of a LoRA is in memory, the LoRA replaces the previous
+        LoRA on that base. An empty ``peft`` in ``arguments`` gives the shared base without an
+        adapter; its embeddings are resized to the tokenizer, as lm-eval does for adapters.
         """
         given = downloaded(arguments)
         plain = {key: value for key, value in given.items() if key != "peft"}

@@ -106,7 +106,7 @@ class DispersionTask(TaskBase):
             self._run = saving.begin(self.task_name, metadata, evaluation, options)
 
     def construct_requests(self, doc: Any, ctx: Any, **options: Any) -> Any:
-        """Build a document's requests as lm-eval does, but with types whose states are recorded.
+        """Build a document's requests as lm-eval does, but of types whose hidden states are recorded.
 
         Raises:
             HarnessError: The task has requests of a type without hidden states.

@@ -339,11 +339,11 @@ def test_a_calibrator_refuses_another_setting_with_the_reason(tmp_path, law, fit
     [
         (None, "json does not exist; `dispersion calibrate"),
         ("", "json is not JSON"),
-        ("[1]", "json has other JSON"),
-        ('{"format": "dispersion-audit/1"}', "json has dispersion-audit/1"),
+        ("[1]", "json holds other JSON"),
+        ('{"format": "dispersion-audit/1"}', "json has the schema dispersion-audit/1"),
         (
             '{"format": "dispersion-calibrator/1"}',
-            r"\(dispersion-calibrator/3\), but .* has dispersion-cal.*/1",
+            r"\(dispersion-calibrator/3\), but .* has the schema dispersion-cal.*/1",
         ),
         ('{"format": "dispersion-calibrator/3"}', r"is damaged \(`model`: expected .*nothing"),
     ],

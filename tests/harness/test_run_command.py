@@ -80,7 +80,7 @@ def test_what_concerns_many_tasks_is_one_warning(model_folder, tmp_path, capsys)
     printed = capsys.readouterr()
     assert "is NaN" not in printed.err
     # Three figures of each of four tasks, of one document: one line in place of twelve rows.
-    assert "Rows not shown, because fewer than two documents give NaN: 12." in printed.out
+    assert "12 rows are not shown: they are NaN" in printed.out
     assert "nan" not in printed.out
     assert printed.out.count("|acc ") == 4
     saving.report_at_exit()

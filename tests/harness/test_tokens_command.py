@@ -112,7 +112,7 @@ def test_a_set_names_the_version_of_a_task_that_has_one(tasks):
 def test_the_head_lists_the_tokens_of_a_tokenizer(tasks, model_folder, capsys):
     assert main(["tokens", "mmlu_anatomy", "--tokenizer", str(model_folder)]) == 0
     head, _, text = capsys.readouterr().out.partition("\n")
-    assert head.startswith("# T of mmlu_anatomy: ")
+    assert head.startswith("# mmlu_anatomy: ")
     assert " tokens in tiny's tokenizer: " in head
     assert yaml.safe_load(text)["answers"] == expected("mmlu_anatomy")
 
@@ -165,7 +165,7 @@ def test_tokens_found_by_a_base_are_those_of_a_slow_loop(
     assert made["revision"].startswith("sha256:")
     assert ("chat template" in made["source"]) == chat
     name = task or "facts"
-    assert capsys.readouterr().out.startswith(f"T of {name}: ")
+    assert capsys.readouterr().out.startswith(f"{name}: ")
     from lmeval_screener.tokens.answers import load_answers
 
     about = f"answers of {name} as {tmp_path / 'base'} begins them ({len(texts)} questions)"

@@ -37,6 +37,7 @@ from lmeval_dispersion.logs.results import model_of, section
 from lmeval_dispersion.logs.runs import LoggedRun, find_run
 from lmeval_dispersion.model.capture import resolve, split_names
 from lmeval_dispersion.model.load_report import warned_loads
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.store import begin_store, read_store
 from lmeval_dispersion.store.format import MANIFEST, PARTS
 from lmeval_dispersion.store.identity import SUFFIX
@@ -74,28 +75,33 @@ def stores_from_samples(
     judge: str | None = None,
     force: bool = False,
 ) -> Path:
-    """Write a store for each task in the samples of a run, and return the folder with the stores.
+    """Run a model on the prompts in a run's samples, and store its hidden states, task by task.
 
-    Each store is a folder in ``output`` with the name of the dispersion task. A finished store of
-    the same samples, model and layers is kept, and so are finished parts of an unfinished store:
-    calling the function again continues a run that was killed.
+    Each store is a folder in ``output`` named after the dispersion task, such as
+    ``gsm8k_dispersion``. A finished store of the same samples, model and layers is kept, and so are
+    finished parts of an unfinished store: calling the function again continues a run that was
+    killed.
 
     Args:
-        results: Results of lm-eval with samples, a file or folder.
+        results: Results of lm-eval with ``--log_samples``, a file or folder.
         arguments: The ``--model_args`` of lm-eval's hf model, parsed.
         output: Folder for the stores.
         layers: Names of the layers whose states are stored; empty for ``last``.
         tasks: Names of the tasks; None for all that have samples.
-        judge: ``METRIC`` or ``FILTER/METRIC`` that says which answers are right; None for the
-            task's own metric.
+        judge: ``METRIC`` or ``FILTER/METRIC`` that says which answers are right, after ``TASK=``
+            for one task alone; None for the task's own metric.
         force: Whether to continue if documents are missing, or if the model's answers differ from
             the logged ones.
 
+    Returns:
+        The folder ``output``.
+
     Raises:
-        HarnessError: The samples are damaged, the model cannot be loaded, or its answers differ
-            from the logged ones.
-        UsageError: A task or layer does not exist, several processes were launched, or there is a
-            finished store of another run.
+        HarnessError: The samples are damaged, the model cannot be loaded, or its tokenizer, commit
+            or answers differ from the logged ones.
+        UsageError: A task or layer does not exist, the results are a log of Inspect, several
+            processes were launched, or ``output`` has a finished store of other samples, another
+            model or other layers.
     """
     run = find_run(results)
     if run.by_inspect:
@@ -206,7 +212,7 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
                 f"{[token, number]} of {arguments['pretrained']}; give the model that made the samples"
             )
     if not tokenizer_known:
-        notes.append("the results do not name the tokenizer; it is assumed to be the model's")
+        notes.append("the results do not name their tokenizer; the model's own is assumed")
     if not isinstance(results.get("max_length"), int):
         notes.append(
             "the results do not give the backend's context length; prompts are cut at "
@@ -276,7 +282,7 @@ def _store_task(job: _Job, name: str, task: JudgedTask) -> None:
     manifest["samples"] = {**source, **agreement, "notes": notes}
     write(folder, metrics, task.category, manifest)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
-    line = f"{name}: {len(records)} documents, {len(unique)} prompts run"
+    line = f"{name}: {count(len(records), 'document')}, {count(len(unique), 'prompt')} run"
     for key, value in agreement.items():
         line += f"; {key.replace('_', ' ')} {value:.3g}"
     print(line, file=sys.stderr)

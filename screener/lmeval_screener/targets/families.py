@@ -101,7 +101,8 @@ def load_family(name: str, path: str | Path | None = None) -> Family:
 
     Raises:
         UsageError: No family has this name, or the file cannot be read. For an unknown name, the
-            message gives the families with a checkpoint of this name, or else a similar name.
+            message lists families with checkpoints whose names contain it, or else families with
+            similar names.
     """
     families = load_families(path)
     for known, family in families.items():

@@ -18,7 +18,8 @@ from lmeval_screener.budgets import load_yaml
 
 Section = Literal["programs", "stopped", "tokenizers"]
 SAVE_TOKENIZER = (
-    "save it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder"
+    "save the tokenizer with `AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen "
+    "that folder"
 )
 
 
@@ -81,7 +82,7 @@ def layout_of(
 ) -> tuple[str, str, str] | None:
     """Return the error for a folder in which a known program left files that cannot be screened.
 
-    Such files are a training framework's own shards, for example.
+    An example of such files is a training framework's own shards.
 
     Args:
         paths: The checkpoint's files, relative to its folder. Files of subfolders and of the folder
@@ -131,7 +132,11 @@ def _joined(place: str, inside: str) -> str:
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """Return the rows of the docs' table: program, signs, place of the model and next step."""
+    """Return the rows of the table of known layouts in the docs.
+
+    Each row has the program, the names by which its layout is recognised, the place of the model,
+    and what to do.
+    """
     table = _table()
     return [
         (row.program, row.signs, row.model, row.step.format(folder="FOLDER", name="FILE"))

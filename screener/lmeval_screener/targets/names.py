@@ -39,7 +39,8 @@ class Listed:
         files: Paths of the files in the repository.
         parameters: Number of parameters; None if the Hub does not state it.
         gated: Whether the files can be read only with a token, after accepting conditions.
-        base: Repository of the model from which this one was trained; empty if the tags name none.
+        base: Repository of the base model from which the repository's model was trained; empty if
+            the repository's tags name none.
         private: Whether the repository can be read only with certain tokens; None if not stated.
     """
 
@@ -117,7 +118,7 @@ class Target:
     by_file: bool = field(default=False, compare=False, repr=False)
 
     def at(self, address: str) -> Target:
-        """Return the target with another address, whose secrets are kept out of ``repo``."""
+        """Return the target with another address, whose secrets go to ``secret`` and not ``repo``."""
         public = without_secrets(address)
         secret = address
         if public == address:
@@ -161,7 +162,7 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """``repo`` without control characters, for reports."""
+        """``repo`` with unprintable characters escaped, for reports."""
         return printable(self.repo)
 
     @property
@@ -190,8 +191,8 @@ class Target:
         """Return the arguments by which lm-eval loads the checkpoint, as for ``--model_args``.
 
         For an adapter, ``pretrained`` and ``revision`` are those of its base, and ``peft`` is the
-        adapter; lm-eval has no revision for the adapter itself. ``tokenizer`` is added if the
-        checkpoint stores none, or if the adapter has its own.
+        adapter; lm-eval has no revision for the adapter itself. ``tokenizer`` is added if a local
+        checkpoint stores none and another one is known, or if an adapter has its own.
 
         Args:
             commit: The commit to load; None for the target's own revision.
@@ -224,14 +225,15 @@ def parse_targets(
     """Return the checkpoints that a user means by a name, a path, a glob or an address.
 
     A glob means the paths that match it. A folder means the checkpoints of the training run in it,
-    the models in its subfolders, or itself. A name that cannot be parsed or found gives a target
-    with ``refused``. Globs and runs in remote storage remain one target, which is expanded later.
+    or the models in its subfolders, or else the folder itself. A name that cannot be parsed or
+    found gives a target with ``refused``. Globs and runs in remote storage remain one target, which
+    is expanded later.
 
     Args:
         text: The name, path, glob or address.
         tokenizer: Repository, folder or file of a tokenizer for checkpoints that store none. If
             None, they use the tokenizer in the run's folder.
-        left_out: Receives the subfolders that hold no model.
+        left_out: List to which the subfolders that hold no model are appended.
     """
     targets: list[Target] = []
     for path in matching_paths(text) or [text]:
@@ -326,8 +328,8 @@ def parse_name(text: str) -> Target:
     as it is.
 
     Raises:
-        ScreeningError: ``BadName``: the text is none of these. ``FolderNotFound``: it is a path
-            that does not exist, or a file that holds no weights.
+        ScreeningError: ``BadName``: the text is none of these. ``FolderNotFound``: the text is a
+            path that does not exist, or names a file that holds no weights.
     """
     if "\0" in text:
         raise _bad(text, "a name cannot contain a NUL character")

@@ -62,7 +62,7 @@ def matching(names: Iterable[str], pattern: str) -> list[str]:
 
 
 def step_key(revision: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that sorts names by their numbers: ``step1000``, ``step2000``, ``step10000``."""
+    """Return a key that sorts names by the numbers in them, so that ``step9`` precedes ``step10``."""
     key = []
     for index, part in enumerate(re.split(r"([0-9]+)", revision)):
         # A number's order is that of its length, then of its digits: `int` refuses thousands of them.
@@ -100,10 +100,10 @@ class Run:
     Attributes:
         checkpoints: Folders of the checkpoints: first the folders of steps, in order, then other
             models of the run, and last the run's own folder if it holds a model.
-        left_out: Folders that hold no model. Those in which trainers keep logs and other states of
-            the training are not listed.
-        tokenizers: For each checkpoint without a tokenizer, another folder of the run that has one,
-            if there is one.
+        left_out: Folders that hold no model, except for those in which trainers keep logs, samples
+            or states of the training.
+        tokenizers: Checkpoint without a tokenizer -> another folder of the run that has one; empty
+            if no folder has a tokenizer.
     """
 
     checkpoints: list[str] = field(default_factory=list)
@@ -215,8 +215,8 @@ def _refuse_ollama(folder: str) -> None:
     names = ", ".join(named)
     raise ScreeningError(
         "FolderNotFound",
-        f"expected a checkpoint, got {folder}, where Ollama stores its models ({len(blobs)}); name "
-        f"their files: {names}",
+        f"expected a checkpoint, got {folder}, where Ollama stores its models; give a model's file: "
+        f"{names}",
     )
 
 
@@ -275,10 +275,10 @@ def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[N
     """Find the checkpoints of a training run; a generator whose caller lists the folders.
 
     The folders of steps (``checkpoint-500``, ``step_500``, ``iter_0000500``, ``global_step500``, or
-    else ``epoch_0``) lie in ``folder`` itself or in its ``checkpoints``. The model of a step may
-    lie deeper, as in ``global_step_500/actor/huggingface``. Then come the run's other models
-    (``merged``, ``final``) and the final model in the run's own folder. If ``folder`` is itself the
-    folder of a step, that is the only checkpoint.
+    else ``epoch_0``) lie in ``folder`` itself or in its subfolder ``checkpoints``. The model of a
+    step may lie deeper, as in ``global_step_500/actor/huggingface``. After the steps come the run's
+    other models (``merged``, ``final``) and the final model in the run's own folder. If ``folder``
+    is itself the folder of a step, that step is the only checkpoint.
 
     Args:
         folder: The folder, local or remote.
@@ -429,7 +429,10 @@ def joined(path: str, name: str) -> str:
 
 
 def belongs_to_run(folder: str, run: str) -> bool:
-    """Whether a checkpoint's folder that names no step is a training run's folder, or lies in it.
+    """Whether a checkpoint that is not named after a step belongs to a training run.
+
+    This is so if the checkpoint's folder is the run's folder, or lies directly in it or in its
+    subfolder ``checkpoints``.
 
     Args:
         folder: The checkpoint's folder.
@@ -442,10 +445,10 @@ def belongs_to_run(folder: str, run: str) -> bool:
 
 
 def possible_runs(folder: str) -> tuple[str, str]:
-    """Return the two training runs to which a checkpoint's folder that names no step may belong.
+    """Return the two folders that may be the run of a checkpoint that is not named after a step.
 
-    They are the folder itself and the folder above it; if that is called ``checkpoints`` or
-    ``checkpoint``, it is the one above that.
+    The first is the checkpoint's own folder, the second the folder above it. A folder above that is
+    called ``checkpoints`` or ``checkpoint`` is skipped.
 
     >>> possible_runs("out/run1/checkpoints/merged")
     ('out/run1/checkpoints/merged', 'out/run1')
@@ -468,7 +471,7 @@ def is_epoch(step: str) -> bool:
 
 
 def run_and_step(folder: str) -> tuple[str, str] | None:
-    """Return the training run of a checkpoint's folder, and the name of its step's folder.
+    """Return the folder of a checkpoint's training run, and the name of the folder of its step.
 
     The result is None if neither the folder nor one of the three above it is named after a step.
 

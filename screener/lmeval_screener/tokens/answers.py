@@ -104,7 +104,7 @@ def load_answers(name_or_path: str) -> AnswerSet:
 
 
 def first_known(tasks: str) -> tuple[str, AnswerSet | None, list[UsageError]]:
-    """Load the answers of the first task in ``NAME,NAME`` for which there are any.
+    """Load the answers of the first task in ``NAME,NAME`` whose answers can be loaded.
 
     Returns:
         Three values: the name of that task, its answers, and the errors of the tasks named before
@@ -120,9 +120,10 @@ def first_known(tasks: str) -> tuple[str, AnswerSet | None, list[UsageError]]:
 
 
 def tasks_in(tasks: str) -> tuple[str, ...]:
-    """Return the names of the lm-eval tasks in ``NAME,NAME``, each once, without patterns.
+    """Return the names of the lm-eval tasks in ``NAME,NAME``, each once.
 
-    For the file of an answer set, these are the tasks that the file lists.
+    If a name is the file of an answer set, the tasks that it lists are returned instead. Shell
+    patterns, such as ``mmlu_*``, are left out.
 
     Raises:
         UsageError: A file is missing or broken.
@@ -143,10 +144,10 @@ def _split(names: str) -> list[str]:
 
 
 def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
-    """Return the bundled answers from whose tokens the ratio of a domain is computed.
+    """Return the answers whose tokens give the ratio for a domain, if no task has known answers.
 
-    They are the ten digits for ``math``, and the answers of HumanEval for ``code``; for any other
-    domain, the result is None.
+    They are the ten digits for ``math``, and the answers of HumanEval for ``code``. For any other
+    domain the result is None: the ratio is computed from the domain's words.
     """
     if domain_set_name == "code":
         return load_answers("humaneval")
@@ -163,10 +164,10 @@ def resolve_answers(
 ) -> tuple[tuple[Token, ...], float]:
     """Find the tokens of a vocabulary that differ between a task's answers.
 
-    If a base model gave the tokens (``answers.pieces``), these are taken. Otherwise they are chosen
-    by `differing` and `most_frequent`, at most ``answers.most``; if two thirds of the digits, or of
-    the capital letters, in the answers are among them, the remaining ones are added. Everyday words
-    are left out in both cases.
+    If a base model gave the tokens (``answers.pieces``), these are taken. Otherwise `differing` and
+    `most_frequent` choose at most ``answers.most`` tokens; if these include two thirds of the
+    answers' digits, or of their capital letters, the remaining digits or letters are added.
+    Everyday words are left out in both cases.
 
     Args:
         answers: The task's answers.
@@ -259,13 +260,12 @@ def check_answers(name: str, answers: Mapping[str, int]) -> None:
 
 
 class Differing(NamedTuple):
-    """The tokens in a task's answers, each with the number of answers that hold it.
+    """The tokens in a task's answers, each with its weight: the number of answers that hold it.
 
     Attributes:
         weights: The tokens that differ between answers.
-        all_weights: All tokens of answers that are not sentences.
-        everything: For all tokens, those of sentences included: the sum of the numbers of answers
-            that hold them; at least 1.
+        all_weights: All tokens of answers that are not sentences (see `differing`).
+        everything: Sum of the weights of all tokens, those of sentences included; at least 1.
     """
 
     weights: Counter[Piece]
@@ -276,11 +276,11 @@ class Differing(NamedTuple):
 def differing(
     name: str, answers: Mapping[str, int], cut: Callable[[str], Iterable[Piece]]
 ) -> Differing:
-    """Count in how many of a task's answers each token occurs, for tokens that differ between them.
+    """Count, for each token in which a task's answers differ, the answers that hold it.
 
-    Two things are left out: answers that are sentences, with more than 5 words that are not in
-    nearly all answers; and tokens in more than 90 % of the remaining answers, except for a token
-    that is a whole answer.
+    Two things are left out: answers that are sentences, which have more than 5 words that are not
+    in over 90 % of all answers; and tokens in more than 90 % of the remaining answers, except for a
+    token that is a whole answer.
 
     Args:
         name: Name of the task, for messages.
@@ -371,7 +371,7 @@ def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
         raise ScreeningError(
             "TooFewTokens",
             f"{name}: its answers hold too many different words: the {MOST} most frequent cover "
-            f"{run / whole:.0%} of them, expected at least {LEAST_COVERED:.0%}; "
+            f"{run / whole:.0%} of their uses, expected at least {LEAST_COVERED:.0%}; "
             f"{_ASK.format(name)}, or name a domain",
         )
     return taken

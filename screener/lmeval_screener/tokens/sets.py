@@ -132,7 +132,7 @@ class TokenSet:
         task: The task or answer set that the user named; empty if the user named none.
         tasks: Names of lm-eval tasks that test the domain.
         remark: Why the ratio does not use the answers of the first task that the user named; empty
-            if it does, and without tasks.
+            if the ratio uses them, or if the user named no task.
     """
 
     name: str
@@ -194,7 +194,7 @@ def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
         names = bundled_token_sets()
         raise UsageError(
             f"unknown token set {name!r}{nearest(name, names)}; bundled: {', '.join(names)}; "
-            "name a file of your own by a path that ends in .yaml"
+            "for a file of your own, give a path that ends in .yaml"
         )
     return _read(path, role, selected)
 
@@ -231,7 +231,7 @@ def _check_file(path: Path, file: _File, role: Role) -> None:
             expected = "a group that is not optional" if default in groups else known
             raise mistake(path, f"default_groups[{position}]", expected, default)
     if file.role != role:
-        raise mistake(path, "role", f"{role} (it is used as the {role} set)", file.role)
+        raise mistake(path, "role", f"{role} (the set is used as the {role})", file.role)
 
 
 def _read(path: Path, role: Role, selected: list[str]) -> TokenSet:
@@ -350,13 +350,13 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
 
 
 def with_reason(text: str, vocabulary: Vocabulary) -> str:
-    """Return a word, followed in brackets by why the tokenizer never makes its token, if so."""
+    """Return a word; if the tokenizer never makes its token, followed by the reason in brackets."""
     why = vocabulary.never_made(text)
     return text if why is None else f"{text} ({why})"
 
 
 def some_words(texts: list[str]) -> str:
-    """Join the first six words by commas, followed by the number of further words, if any."""
+    """Join the first six words by commas, followed by the number of further words, if there are any."""
     words = ", ".join(text.strip() for text in texts[:6])
     if len(texts) > 6:
         words += f" and {len(texts) - 6} more"

@@ -66,7 +66,8 @@ class Vocabulary:
         individual_digits: Whether numbers are split into single digits before the model sees them.
         build: Function that splits the spelling of a word into tokens as the model does; None to
             take the longest token that fits.
-        normalise: The normaliser, from text to text.
+        normalise: Function that changes a text as the tokenizer does before splitting it; by
+            default the text stays as it is.
         always_spaced: Whether the tokenizer puts a space before every word.
 
     Raises:
@@ -185,11 +186,11 @@ class Vocabulary:
         return "".join(table[byte] for byte in text.encode())
 
     def row(self, text: str) -> tuple[int, str] | None:
-        """Return the token id and the spelling of a text that is exactly one token, or None.
+        """Return the token id and the spelling of a text that is exactly one token.
 
-        The result is also None if the tokenizer never makes this token from text (see
-        `never_made`), or always cuts the text because an added token is part of it. Special tokens
-        and byte tokens such as ``<0x37>`` never count.
+        The result is None for any other text. It is also None if the tokenizer never makes this
+        token from text (see `never_made`), or always cuts the text because an added token is part
+        of it. Special tokens and byte tokens such as ``<0x37>`` never count.
         """
         word = text.lstrip(" ")
         added = self._added.get(text)
@@ -221,8 +222,8 @@ class Vocabulary:
     def cut(self, text: str) -> list[tuple[int, str]]:
         """Cut a text into tokens, and return the id and the spelling of each.
 
-        Tokens of white space alone are left out. The merges or scores in the tokenizer's file are
-        used; without them, the longest token that fits is taken each time.
+        Special tokens and tokens of white space alone are left out. The merges or scores in the
+        tokenizer's file are used; without them, the longest token that fits is taken each time.
 
         >>> Vocabulary({"Ġ": 0, "n": 1, "um": 2, "Ġnu": 3, "m": 4}, "byte-level").cut(" num 7")
         [(3, 'Ġnu'), (4, 'm')]
@@ -434,13 +435,12 @@ def _pieces(vocab: object) -> dict[str, int]:
             return {piece: row for row, (piece, _) in enumerate(vocab)}
         except (TypeError, ValueError):
             _refuse(
-                "expected `model.vocab` to list pairs of token and score; save the tokenizer again"
+                "expected `model.vocab` to list pairs of token and score, got other items; save the "
+                "tokenizer again"
             )
     if not isinstance(vocab, dict) or not vocab:
-        _refuse(
-            f"expected `model.vocab` to hold tokens, got {type(vocab).__name__}; save the tokenizer "
-            "again"
-        )
+        given = type(vocab).__name__ if vocab else "none"
+        _refuse(f"expected `model.vocab` to hold tokens, got {given}; save the tokenizer again")
     for piece, row in vocab.items():
         if type(row) is not int or not 0 <= row < 2**31:
             _refuse(

@@ -28,7 +28,10 @@ COUNTS = (
     "within 0.01 of the best accuracy in 17 of 18 cases, each a group on one task (6 fresh groups "
     "of 32 fine-tunes); of pairs as far apart as ranks 1 and 9, 89 % were ordered correctly."
 )
-MIXTURES = "in 18 of 18 cases, each a group on one task (6 fresh groups of 24 random mixtures)"
+MIXTURES = (
+    "in 18 of 18 cases, each a group on one task (6 fresh groups of 24 models trained on random "
+    "data mixtures)"
+)
 NOT_KNOWN = (
     "How often such an order is right is not known for these; "
     "`dispersion verify` fits it to your results."

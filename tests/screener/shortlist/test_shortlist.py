@@ -192,8 +192,8 @@ HEAD = '"schema": "screen-checkpoints-shortlist/2", "candidates": []'
     [
         (None, "does not exist"),
         ("{", "is not JSON"),
-        ('{"schema": "screen-checkpoints/1"}', "has screen-checkpoints/1"),
-        ("[]", "has other JSON"),
+        ('{"schema": "screen-checkpoints/1"}', "has the schema screen-checkpoints/1"),
+        ("[]", "holds other JSON"),
         (
             f"{{{HEAD}}}",
             r"is damaged \(`domain`: expected a string, got nothing\); write the list again",

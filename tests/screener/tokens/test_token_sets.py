@@ -62,7 +62,7 @@ def test_digest_ignores_notes_and_follows_words(tmp_path, monkeypatch):
         ),
         (
             ("role: domain", "role: reference"),
-            "`role`: expected domain (it is used as the domain set)",
+            "`role`: expected domain (the set is used as the domain)",
         ),
         (
             ("[words]", "[word]"),
