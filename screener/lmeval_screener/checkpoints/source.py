@@ -75,8 +75,8 @@ class Sources:
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
         """Open a checkpoint; see `Source.snapshot`.
 
-        If the checkpoint has no tokenizer files, those of ``target.tokenizer`` are added, if that
-        is given; GGUF files contain their tokenizer.
+        If the target names a tokenizer and the checkpoint has no tokenizer files, those of the
+        named tokenizer are added; but not to GGUF files, which contain their tokenizer.
         """
         snapshot = await self._opened(target, account)
         files = snapshot.files
@@ -119,8 +119,7 @@ class Sources:
             raise ScreeningError(
                 "BadName",
                 f"{target.shown} is in a {network} network, and you did not name it (a file or "
-                "registry did); if the address is right, name it too among the checkpoints to "
-                "screen",
+                "registry did); if the address is right, add it to the checkpoints to screen",
             )
 
     @property
@@ -179,8 +178,8 @@ class Sources:
             snapshot = await self._opened(target, self._hub.account)
         except ScreeningError as error:
             expected = ""
-            if target.on_hub:
-                expected = "expected an existing folder or file, or a repository of the Hub: "
+            if target.on_hub and error.code in _NOT_HERE:
+                expected = "expected an existing folder or file, or a repository on the Hub: "
             raise ScreeningError(error.code, f"tokenizer {text}: {expected}{error}") from error
         usual = {file: file for file in TOKENIZER_FILES if file in snapshot.files}
         names = {TOKENIZER_FILES[0]: name} if name else usual

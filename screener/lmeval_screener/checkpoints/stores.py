@@ -107,7 +107,7 @@ class BucketSource:
     """Checkpoints in buckets and on file servers; a `Source`.
 
     Args:
-        make: Function from the address of a bucket or server to its `Bucket`.
+        make: Makes the `Bucket` for the address of a bucket or server.
     """
 
     def __init__(self, make: Callable[[str], Bucket]) -> None:
@@ -265,8 +265,8 @@ class BucketSnapshot(RangedSnapshot):
     """A checkpoint in a bucket or on a file server.
 
     Attributes:
-        around: Names of files in subfolders and next to the checkpoint; only set if it has no
-            weights.
+        around: Names of files in subfolders and next to the checkpoint; empty if the checkpoint
+            has weights.
     """
 
     def __init__(
@@ -383,7 +383,8 @@ class FileSystem(Bucket):
         except PermissionError as error:
             raise ScreeningError(
                 "AccessDenied",
-                f"access to {place} is denied ({error}); set the credentials that its server needs",
+                f"access to {place} is denied ({error}); set the credentials that fsspec reads for "
+                "such addresses",
             ) from error
         except Exception as error:
             raise _unreachable(f"{place} cannot be read", error) from error

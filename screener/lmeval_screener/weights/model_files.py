@@ -105,8 +105,8 @@ async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, An
     """Read the object in a JSON file; a missing file counts as an empty object.
 
     Raises:
-        ScreeningError: The file holds something other than a JSON object. The error's code is
-            ``code``.
+        ScreeningError: The file holds something other than a JSON object (the error's code is
+            ``code``), or cannot be read.
     """
     if path not in snapshot.files:
         return {}

@@ -236,7 +236,10 @@ def notes_on(names: Collection[str], config: Mapping[str, Any]) -> list[str]:
     if not heads and not stated:
         return []
     signs = " and ".join(heads[:1] + stated[:1])
-    return [f"{signs}; the checkpoint is read as AutoModelForCausalLM loads it, without that head"]
+    return [
+        f"{signs}; the checkpoint is read as AutoModelForCausalLM loads it, without the head for "
+        "scores or classes"
+    ]
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:

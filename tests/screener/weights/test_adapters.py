@@ -409,7 +409,7 @@ def test_a_prompt_beside_whole_weights_is_refused_as_transformers_refuses_it(unt
     unread(str(folder), "AdapterOnly", "PROMPT_TUNING")
 
 
-TOKENS_LEFT_OPEN = "does not say to which tokens the 3 rows"
+TOKENS_LEFT_OPEN = "does not say to which token each of its rows"
 
 
 @pytest.mark.parametrize(

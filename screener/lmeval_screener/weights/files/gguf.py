@@ -139,8 +139,8 @@ class GgufModel:
         projection: The output projection.
         tokenizer: SHA-256 of the vocabulary, the same for all files of one tokenizer.
         pairs: What the header says about the vocabulary: ``model`` and ``pre``, names of the
-            tokenizer and of the pre-tokenizer; ``tokens``; and ``types``, a number for each token,
-            or None.
+            tokenizer and of the pre-tokenizer; ``tokens``, a list of texts; and ``types``, a list
+            with a number for each token, or None.
     """
 
     projection: OutputProjection
@@ -186,7 +186,7 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 
     Raises:
         ScreeningError: ``FileNotFound``: no model has that name, or a part of the model is missing.
-            ``SeveralFiles``: several models have that name.
+            ``SeveralFiles``: several models have that name, or, without a name, there are several.
 
     >>> choose_files(["a-Q4_0.gguf", "a-Q8_0.gguf"], "q8_0", "a")
     ('a-Q8_0.gguf',)
@@ -246,9 +246,9 @@ def _named(models: Mapping[str, Sequence[str]], choice: str) -> list[str]:
 async def models_among(snapshot: Snapshot) -> list[str]:
     """Return the GGUF files that may hold a model.
 
-    LoRA adapters and projectors of images or sound are left out, which their headers reveal.
-    Headers are read only if there are 2 to 16 candidates, counting the parts of one model once. If
-    no file would be left, all are returned.
+    LoRA adapters and projectors for images or sound, as their headers show, are left out. Headers
+    are read only if there are 2 to 16 candidates, counting the parts of one model once. If no file
+    would be left, all are returned.
     """
     files = sorted(path for path in snapshot.files if path.endswith(".gguf"))
     whole = {PART.sub(".gguf", path) for path in files}
@@ -469,7 +469,8 @@ class _Walk:
             GGUF_TENSORS, self._size // 24
         ):
             raise self._bad(
-                f"it announces {count} pairs and {tensors} tensors, more than the file can hold"
+                f"it announces {count} pairs and {tensors} tensors, more than the file can "
+                "hold, or more than are read"
             )
         return tensors, count
 
