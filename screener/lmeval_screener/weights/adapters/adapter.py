@@ -491,7 +491,7 @@ async def _nothing(adapter: Adapter) -> str:
                 break
         else:
             return ""
-    return "one factor of each LoRA update is zero, as before training" if factors else ""
+    return "a factor of each LoRA (usually lora_B) is zero, as before training" if factors else ""
 
 
 async def _is_zero(adapter: Adapter, name: str) -> bool:
