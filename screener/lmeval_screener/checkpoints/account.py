@@ -41,7 +41,7 @@ def usual_cache() -> Cache:
 
 
 class Cache:
-    """A cache on disk that keeps bytes under a kind and a key.
+    """A cache on disk that keeps bytes under a kind, such as ``headers``, and a key.
 
     Each entry is one file: a line of JSON (``{"key": …, "sha256": …}``), then the content. Entries
     are written atomically, and a damaged entry counts as missing. Users may delete the folder at
@@ -144,6 +144,10 @@ class Account:
     """Time budget, retries and traffic of reading one checkpoint, or of a whole screening.
 
     Traffic of a checkpoint is also added to the account of the screening that it is part of.
+
+    Args:
+        seconds: Time budget in seconds.
+        run: Account of the screening; None for the account of a screening itself.
 
     Attributes:
         seconds: Time budget in seconds, infinite for no limit. The clock runs only while the
@@ -255,9 +259,9 @@ class Account:
     async def retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Call ``attempt`` until it succeeds, and return its result.
 
-        After a RetryError, ``attempt`` is called again: after the seconds in ``wait``, or with
-        exponential backoff. The ``error`` of the RetryError is raised if no attempts are left, or
-        if the wait is longer than the rest of the time budget.
+        After a RetryError, this method waits for about the seconds that the RetryError states, or
+        with exponential backoff, and calls ``attempt`` again. The ``error`` of the RetryError is
+        raised if no attempts are left, or if the wait is longer than the rest of the time budget.
         """
         failures = 0
         while True:

@@ -74,7 +74,10 @@ def url_of(address: str, *, encoded: bool = True) -> URL:
 
 
 def untrusted(host: str | None, reason: str = "") -> ScreeningError:
-    """Return the error for a server whose TLS certificate is not trusted."""
+    """Return the error for a server whose TLS certificate is not trusted.
+
+    ``reason`` follows "is not trusted" in the message, for example in brackets.
+    """
     return ScreeningError(
         "Unreachable",
         f"the certificate of {host} is not trusted{reason}; if your own network issued it, set "
@@ -194,7 +197,7 @@ class Quota:
 class Transport:
     """HTTP connections, shared by all checkpoints of a screening.
 
-    It is used inside a running event loop.
+    Use it inside a running event loop.
 
     Args:
         endpoint: Address of the Hub. Requests to other servers never carry the token.
@@ -375,7 +378,7 @@ class Transport:
         if url.host != source.host:
             proxied = self._proxy(url) is not None
             if network := await self.networks.private(url.host, proxied=proxied):
-                where = f"to {url.host}, a host in a {network} network that you did not name"
+                where = f"to {url.host} in a {network} network"
                 raise misdirected(source.host, where)
         return url
 
@@ -450,7 +453,8 @@ def rate_limited(host: str | None, wait: float | None) -> ScreeningError:
     until = f"in {wait:.0f} s" if wait else "later"
     return ScreeningError(
         "RateLimited",
-        f"the rate limit of {host} is used up (429); try again {until}, or log in for a higher limit",
+        f"the rate limit of {host} is used up (429); try again {until}, or log in (hf auth login) "
+        "for a higher limit on the Hub",
     )
 
 

@@ -167,8 +167,8 @@ class Hub:
         if self.transport is None:
             raise ScreeningError(
                 "Offline",
-                f"offline mode is on and {what} is not in the cache; screen once while online, "
-                "or unset HF_HUB_OFFLINE",
+                f"offline mode is on and {what} is not in the cache; run once without "
+                "HF_HUB_OFFLINE, so that it gets there",
             )
         return self.transport
 
@@ -329,7 +329,7 @@ class Hub:
             )
         if code == "EntryNotFound":
             return ScreeningError(
-                "FileNotFound", f"{response.url.path} is not in {repo}; choose another revision"
+                "FileNotFound", f"{repo} has no file {response.url.path}; choose another revision"
             )
         if status == 401 and message and not code and self.has_token():
             # With a valid token, the Hub answers 404 for missing repositories.

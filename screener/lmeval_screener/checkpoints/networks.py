@@ -70,9 +70,9 @@ class Networks:
                 self._named.add(_plain(host))
 
     async def private(self, host: str | None, *, proxied: bool = False) -> str:
-        """Return ``link-local`` or ``private``, the network of a host that must get no requests.
+        """Return ``link-local`` or ``private`` if a host is in such a network and was not named.
 
-        The text is empty if the host may be sent requests. If a proxy makes the requests
+        The text is empty for a host that may be sent requests. If a proxy makes the requests
         (``proxied``), host names are not resolved, so that only IP addresses and ``localhost`` are
         refused.
         """

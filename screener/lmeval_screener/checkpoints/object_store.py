@@ -73,7 +73,8 @@ class ObjectStore(Bucket):
     async def listed(self, path: str, account: Account) -> FolderListing:
         """List a folder; see `Bucket.listed`.
 
-        Requests are counted, one more for every 1,000 names; the bytes of a listing are not.
+        A listing counts as one request, and one more for every 1,000 names. Its bytes are not
+        counted.
         """
         client = await self._connected()
         account.add(requests=1)

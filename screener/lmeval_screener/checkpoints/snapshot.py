@@ -118,7 +118,7 @@ class Snapshot:
         self.borrowed: dict[str, tuple[Snapshot, str]] = {}
 
     def borrow(self, other: Snapshot, names: Mapping[str, str]) -> None:
-        """Add files of another checkpoint, such as a tokenizer.
+        """Add files of another checkpoint, such as those of its tokenizer.
 
         ``names`` maps the path of each file here to its path in ``other``.
         """

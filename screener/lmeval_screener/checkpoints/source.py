@@ -31,9 +31,10 @@ class Source(Protocol):
     """How checkpoints in one kind of place, such as object stores, are listed and opened."""
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """Return one target for each checkpoint to which ``target`` expands, ordered by step.
+        """Return one target for each checkpoint that ``target`` names, ordered by step.
 
-        A target of a single checkpoint is returned unchanged.
+        A glob, or the folder of a training run, names several. A target of a single checkpoint is
+        returned unchanged.
 
         Raises:
             ScreeningError: There is no checkpoint, or the checkpoints cannot be listed.
@@ -63,7 +64,7 @@ class Sources:
         self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """Return one target for each checkpoint to which ``target`` expands; see `Source.expand`."""
+        """Return one target for each checkpoint that ``target`` names; see `Source.expand`."""
         if target.scheme is not None and not target.refused:
             self._hub.networks.name(target.address)
             return await self._source(target.scheme).expand(target, account)

@@ -119,8 +119,9 @@ class BucketSource:
     async def expand(self, target: Target, account: Account) -> list[Target]:
         """Return one target for each checkpoint at an address; see `Source.expand`.
 
-        ``*``, ``?`` and ``[…]`` match inside one part of the path. The folder of a training run
-        gives its checkpoints. Each folder is listed within the time budget of one checkpoint.
+        ``*``, ``?`` and ``[…]`` match inside one part of the path. For the folder of a training
+        run, its checkpoints are returned. Each folder is listed within the time budget of one
+        checkpoint.
 
         Raises:
             ScreeningError: Nothing matches, or a folder cannot be listed.

@@ -50,7 +50,7 @@ class FilePlace:
     """Where a file's ranges are requested.
 
     Attributes:
-        lock: Held while the file is being resolved.
+        lock: Held while ``address`` is requested from the server.
         address: Address that serves the ranges (on the Hub, the signed address to which requests
             for the file are redirected); None until it is known, and after the server refused it.
         refused: How many signed addresses in a row the server refused. It does so once they have

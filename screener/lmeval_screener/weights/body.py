@@ -63,7 +63,8 @@ class Likeness(NamedTuple):
             tensor. Otherwise None if no tensor was read from both.
         compared: Number of tensors that were compared; 0 if the hashes of the weights files already
             agree.
-        of: Number of tensors in the larger of the two bodies; 0 if the hashes already agree.
+        of: Number of tensors in the larger of the two bodies; 0 if the hashes already agree, or if
+            ``is_same`` is None.
     """
 
     is_same: bool | None
@@ -75,7 +76,7 @@ UNKNOWN = Likeness(None)
 
 
 def are_body(content: bytes) -> bool:
-    """Whether bytes can be a result of `read_body`, judged by their number; or are empty."""
+    """Whether bytes are empty, or have a length that a result of `read_body` can have."""
     if len(content) in (0, _DIGEST):
         return True
     size = len(content) - _DIGEST - 4

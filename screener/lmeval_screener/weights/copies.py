@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array
-from lmeval_dispersion.report.declared import some
+from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.figures import relative_error, storage_error
 from lmeval_screener.formats import ADAPTERS
 from lmeval_screener.weights.body import UNKNOWN, Bodies, Likeness, keys, kind, likeness, tensors_in
@@ -129,8 +129,8 @@ class Original(NamedTuple):
     Attributes:
         place: Of all checkpoints with the same rows, the one whose dtype rounds least. It is the
             checkpoint itself if no other has its rows, or if its own dtype rounds least.
-        exact: Whether the rows of both are the same numbers up to rounding; False if only their
-            Gram matrices agree.
+        exact: Whether the rows of this checkpoint and of ``place`` are the same numbers up to
+            rounding; False if only their Gram matrices agree.
         copied: The checkpoint of which this one is a copy, with the same rows and the same body
             (the tensors before the final norm); None if this one is not a copy.
         bodies: Comparison of this checkpoint's body with the body of ``copied``, or of ``place`` if
@@ -332,5 +332,5 @@ def _line(names: Mapping[tuple[str, str], Sequence[str]]) -> str:
         parts.append(f"{some(labels)} {words}")
     rest = sum(len(labels) for labels in list(names.values())[_SHOWN:])
     if rest:
-        parts.append(f"{rest:,} more")
+        parts.append(f"likewise {count(rest, 'more checkpoint')}")
     return "; ".join(parts)

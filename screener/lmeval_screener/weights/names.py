@@ -204,7 +204,7 @@ def refuse_part(
     if stored_rows < rows or stored_width < width:
         step = (
             "if the matrix is one process's slice under tensor parallelism, save the gathered "
-            "model with save_pretrained"
+            "model with save_pretrained; otherwise correct config.json"
         )
     raise cannot(
         "NoOutputProjection",

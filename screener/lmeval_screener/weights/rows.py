@@ -68,7 +68,7 @@ class WeightFiles:
         """Return the header of a weights file.
 
         Args:
-            path: The file.
+            path: Path of the file in the checkpoint.
             guess: Expected size of the header in bytes: the size of the first request.
 
         Raises:

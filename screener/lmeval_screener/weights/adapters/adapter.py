@@ -18,6 +18,7 @@ Sources: peft 0.21, ``tuners/lora/layer.py``, ``variants.py``, ``dora.py``,
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -366,7 +367,7 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     Raises:
         BaseError: The base cannot be read.
         ScreeningError: None of the adapter's tensors fits the base, or its change of the output
-            projection is not supported.
+            projection is broken or not supported.
     """
     try:
         projection = await find_projection(base)
@@ -658,8 +659,8 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     alpha = _setting(adapter, "lora_alpha", 8, "alpha_pattern", module)
     if type(alpha) not in (int, float) or not math.isfinite(alpha) or b.shape[1] != rank:
         raise adapter.broken_error(
-            f"has lora_alpha {alpha!r} and factors of ranks {rank} and {b.shape[1]} for {module}, "
-            "where a finite number and equal ranks are expected",
+            f"has lora_alpha {json.dumps(alpha)} and factors of ranks {rank} and {b.shape[1]} for "
+            f"{module}, where a finite number and equal ranks are expected",
             f"correct lora_alpha in {CONFIG}, or save the adapter again"
             if b.shape[1] == rank
             else "",
@@ -667,8 +668,8 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     stated = _setting(adapter, "r", rank, "rank_pattern", module)
     if stated != rank:
         raise adapter.broken_error(
-            f"has factors of rank {rank} for {module}, where {CONFIG} says r={stated!r}, so that "
-            "PEFT cannot load the adapter",
+            f"has factors of rank {rank} for {module}, where {CONFIG} says r={json.dumps(stated)}, "
+            "so that PEFT cannot load the adapter",
             f"correct r (or rank_pattern) in {CONFIG}, or save the adapter again",
         )
     divisor = math.sqrt(rank) if settings.get("use_rslora") else rank
@@ -699,8 +700,8 @@ def _token_ids(adapter: Adapter, module: str, matrix: Matrix) -> tuple[int, ...]
     natural = isinstance(stated, list) and all(type(i) is int and i >= 0 for i in stated)
     if not natural or len(set(stated)) != len(stated) or len(stated) != matrix.shape[0]:
         raise adapter.broken_error(
-            f"does not say to which token each of its rows for {module} belongs "
-            f"(trainable_token_indices, {matrix.shape[0]} in all)",
+            f"stores {count(matrix.shape[0], 'row')} for {module}, but not a token id of its own "
+            "for each row (trainable_token_indices)",
             f"correct trainable_token_indices in {CONFIG}, or save the adapter again",
         )
     return tuple(stated)

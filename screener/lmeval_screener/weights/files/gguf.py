@@ -48,6 +48,7 @@ from lmeval_screener.weights.tensors import (
 )
 
 _LONGEST_KEY = 65_535  # the format's own limit
+_ELSEWHERE = "download the file again if it is damaged, or screen the model in safetensors"
 _PIECE = 2**20  # bytes of one request while the header is walked
 _BEGINNING = 4096  # bytes that hold a header's first pairs, which say what kind of file it is
 _FIRST = 64  # most pairs that are read of a header's beginning
@@ -444,7 +445,7 @@ class _Walk:
         name = await self._string()
         if len(name) > _LONGEST_KEY:
             raise self._bad(
-                f"the key {name!r} has {len(name)} characters, more than {_LONGEST_KEY}"
+                f"the key {name!r} has {len(name):,} characters, more than {_LONGEST_KEY:,}"
             )
         keep = _KEPT.fullmatch(name) is not None
         value = await self._value(await self._scalar("I"), keep=keep)
@@ -480,9 +481,9 @@ class _Walk:
         if end <= have:
             return
         if end > self._size:
-            raise self._bad(f"it refers to byte {end}, beyond the file of {self._size} bytes")
+            raise self._bad(f"it refers to byte {end:,}, beyond the file of {self._size:,} bytes")
         if end > GGUF_HEADER:
-            raise self._bad(f"it is longer than {GGUF_HEADER} bytes")
+            raise self._bad(f"it is longer than {GGUF_HEADER:,} bytes", _ELSEWHERE)
         check_time()
         if self._at >= have:
             self._data.clear()
@@ -504,13 +505,15 @@ class _Walk:
         """Go on without the next bytes."""
         self._at += count
         if self._at > min(self._size, GGUF_HEADER):
-            raise self._bad(f"it refers to byte {self._at}, beyond the file or the largest header")
+            raise self._bad(
+                f"it refers to byte {self._at:,}, beyond the file or the largest header"
+            )
 
     def _count(self, elements: int) -> None:
         """Count an array's elements; ScreeningError above the budget."""
         self._elements += elements
         if self._elements > GGUF_ELEMENTS:
-            raise self._bad(f"its arrays hold more than {GGUF_ELEMENTS} values")
+            raise self._bad(f"its arrays hold more than {GGUF_ELEMENTS:,} values", _ELSEWHERE)
 
     async def _scalar(self, kind: str) -> Any:
         (value,) = struct.unpack("<" + kind, await self._take(struct.calcsize("<" + kind)))
@@ -538,7 +541,9 @@ class _Walk:
                 return self._pass(size)
             return np.frombuffer(await self._take(size), "<" + _SCALARS[inner]).tolist()
         if self._at + 8 * count > self._size:  # a string or an array takes at least its length
-            raise self._bad(f"an array of {count} values at byte {self._at} ends beyond the file")
+            raise self._bad(
+                f"an array of {count:,} values at byte {self._at:,} ends beyond the file"
+            )
         if inner == _STRING:
             return await self._strings(count, keep)
         return [await self._value(inner, keep=keep, depth=depth + 1) for _ in range(count)]
@@ -570,7 +575,7 @@ class _Walk:
     async def _tensor(self) -> tuple[str, str, tuple[int, ...], int]:
         name = await self._string()
         if len(name) > NAME:
-            raise self._bad(f"the name {name!r} has {len(name)} characters, more than {NAME}")
+            raise self._bad(f"the name {name!r} has {len(name):,} characters, more than {NAME:,}")
         dimensions = await self._scalar("I")
         if not 1 <= dimensions <= 4:
             raise self._bad(f"{name!r} has {dimensions} dimensions")
@@ -601,8 +606,8 @@ class _Walk:
                 raise self._bad(f"the tensor {name!r} occurs twice")
             if offset % alignment or end > self._size:
                 raise self._bad(
-                    f"{name!r} lies at bytes {start + offset} to {end}, not aligned to {alignment} "
-                    f"or beyond the file's {self._size} bytes"
+                    f"{name!r} lies at bytes {start + offset:,} to {end:,}, which is not aligned "
+                    f"to {alignment}, or is beyond the file's {self._size:,} bytes"
                 )
             tensors[name] = Tensor(name, dtype, shape, start + offset, end)
         at = start
