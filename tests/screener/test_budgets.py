@@ -86,7 +86,7 @@ def test_a_pickle_that_asks_for_much(tmp_path, program):
     assert re.search(
         "copies more than|takes more than|dimensions, more than|ValueError", str(error)
     )
-    assert "save it again" in str(error)
+    assert re.search("save it again|in safetensors", str(error))
 
 
 # --- safetensors -----------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ TYPES = "tokenizer.ggml.token_type"
         (gguf(("a", 8, struct.pack("<Q", 2**63))), "beyond the file"),
         (gguf(("a", 9, array(8, 3, struct.pack("<Q", 2**63)))), "beyond the file"),
         (gguf(("a", 9, array(6, 2**62))), "hold more than"),
-        (gguf(("a" * 70_000, 4, bytes(4))), "70000 characters"),
+        (gguf(("a" * 70_000, 4, bytes(4))), "70,000 characters"),
         (gguf(count=100_000), "announces 100000 pairs"),
         (gguf(tensors=80_000), "80000 tensors"),
     ],

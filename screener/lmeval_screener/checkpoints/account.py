@@ -34,14 +34,14 @@ _NUMBERS = itertools.count()
 
 
 def usual_cache() -> Cache:
-    """Return the default cache, a folder inside huggingface_hub's ``HF_ASSETS_CACHE``."""
+    """Return the default cache, whose folder is inside huggingface_hub's ``HF_ASSETS_CACHE``."""
     from huggingface_hub import constants
 
     return Cache(Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
 
 
 class Cache:
-    """A cache on disk that keeps bytes under a kind and a key.
+    """A cache on disk that keeps bytes under a kind, such as ``headers``, and a key.
 
     Each entry is one file: a line of JSON (``{"key": …, "sha256": …}``), then the content. Entries
     are written atomically, and a damaged entry counts as missing. Users may delete the folder at
@@ -82,7 +82,7 @@ class Cache:
         return content
 
     def write(self, kind: str, key: str, *content: bytes) -> None:
-        """Write an entry, whose content is the given pieces joined.
+        """Write an entry; the pieces of ``content`` are joined.
 
         If the disk is full or read-only, nothing is written and no error is raised.
         """
@@ -130,10 +130,10 @@ class RetryError(Exception):
 
 
 def contradiction(what: str, code: str = "BadResponse") -> RetryError:
-    """Return the RetryError for an answer that contradicts the request, a listing or another answer.
+    """Return the RetryError for a response that contradicts the request or an earlier response.
 
-    ``what`` says what is wrong. With the code ``BadResponse``, the message also advises to try
-    again and to check the endpoint and any proxy.
+    ``what`` says what is wrong, and ``code`` is the code of the error. With the code
+    ``BadResponse``, the message also advises to try again and to check the endpoint and any proxy.
     """
     if code == "BadResponse":
         what = f"{what}; try again, and check the endpoint and any proxy on the way"
@@ -145,15 +145,20 @@ class Account:
 
     Traffic of a checkpoint is also added to the account of the screening that it is part of.
 
+    Args:
+        seconds: Time budget in seconds.
+        run: Account of the screening; None for the account of a screening itself.
+
     Attributes:
-        seconds: Time budget in seconds. The clock runs only while the checkpoint is being read.
+        seconds: Time budget in seconds, infinite for no limit. The clock runs only while the
+            checkpoint is being read.
         cache: Cache for the content that is read.
         bytes_read: Bytes of response bodies as transferred (perhaps compressed), including failed
             attempts, without HTTP headers.
         requests: Number of HTTP requests, including retries and redirects.
-        trouble: Error of the last attempt; None if that attempt succeeded.
-        refusals: For each rate limit of a server (see `Quota`), how often the server had refused
-            requests (status 429) before this account first sent one.
+        trouble: Error of the last attempt; None if that attempt succeeded, or before the first.
+        refusals: For each `Quota` that this account had to wait for, how often the server had
+            asked for a pause (status 429) when the first wait began.
     """
 
     def __init__(self, seconds: float = math.inf, run: Account | None = None) -> None:
@@ -254,9 +259,9 @@ class Account:
     async def retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Call ``attempt`` until it succeeds, and return its result.
 
-        After a RetryError, ``attempt`` is called again, with exponential backoff. The ``error`` of
-        the RetryError is raised once no attempts are left, or if the wait is longer than the time
-        left.
+        After a RetryError, this method waits for about the seconds that the RetryError states, or
+        with exponential backoff, and calls ``attempt`` again. The ``error`` of the RetryError is
+        raised if no attempts are left, or if the wait is longer than the rest of the time budget.
         """
         failures = 0
         while True:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def in_loop() -> bool:
-    """Whether this thread runs an event loop of asyncio."""
+    """Whether an asyncio event loop is running in this thread."""
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and asyncio._get_running_loop() is not None
 
@@ -42,7 +42,7 @@ def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
             result: T = end.value
             return result
         raise RuntimeError(
-            "expected a coroutine that does not wait, got one that waits; use a loop"
+            "expected a coroutine that does not wait, got one that waits; run it in an event loop"
         )
 
     if not in_loop():
@@ -54,9 +54,9 @@ def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
 
 
 def lock(holders: int = 1) -> AbstractAsyncContextManager[object]:
-    """Return an asynchronous context that at most ``holders`` coroutines can be inside at a time.
+    """Return an asynchronous context manager that at most ``holders`` coroutines enter at a time.
 
-    Without an event loop, where coroutines run one after the other, the context does nothing.
+    Without an event loop, where coroutines run one after the other, it does nothing.
     """
     if not in_loop():
         return contextlib.nullcontext()

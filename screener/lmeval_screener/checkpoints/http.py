@@ -43,7 +43,7 @@ PATIENCE = 8
 _ROUNDING = 0.5
 #: Waits shorter than this, in seconds, are not reported.
 _REPORTED_WAIT = 2.0
-#: Most redirects that a request follows.
+#: Redirects in a row after which a request fails.
 HOPS = 6
 #: Seconds without a byte after which a connection counts as dead.
 SILENCE = 15.0
@@ -62,8 +62,8 @@ Notice = Callable[[str, float], None]
 def url_of(address: str, *, encoded: bool = True) -> URL:
     """Parse an address as a URL.
 
-    With ``encoded``, characters are left as they are: quoting them again would break a signed
-    address.
+    With ``encoded``, the address must be percent-encoded already, and is left as it is: encoding
+    it again would break a signed address.
 
     Raises:
         ValueError: The address is not a URL.
@@ -74,7 +74,10 @@ def url_of(address: str, *, encoded: bool = True) -> URL:
 
 
 def untrusted(host: str | None, reason: str = "") -> ScreeningError:
-    """Return the error for a server whose TLS certificate is not trusted."""
+    """Return the error for a server whose TLS certificate is not trusted.
+
+    ``reason`` follows "is not trusted" in the message, for example in brackets.
+    """
     return ScreeningError(
         "Unreachable",
         f"the certificate of {host} is not trusted{reason}; if your own network issued it, set "
@@ -99,10 +102,12 @@ class Quota:
     The Hub counts requests in windows of five minutes, separately for ``api``, ``resolvers`` and
     ``pages``. Every response states how many requests are left and when the window ends
     (``RateLimit: "api";r=12;t=87``). A request is sent if the quota has room for it and for the
-    requests that are not answered yet. Otherwise it waits, and the clock of its checkpoint stops.
+    requests that are not answered yet. Otherwise it waits, which takes nothing from the time budget
+    of its checkpoint (for an exception, see `acquire`).
 
     Args:
-        name: Name of the rate limit in messages: the kind of request, or the host.
+        name: Name of the rate limit in messages: the kind of request, or the host. A name that the
+            server states replaces it.
         notice: Called with the name and a number of seconds when requests have to wait.
     """
 
@@ -118,7 +123,7 @@ class Quota:
         """Return how many requests may be sent now.
 
         The number is infinite if the server states no limit, and 0 or negative if requests have to
-        wait.
+        wait. Until the server has answered, at most `UNSTATED` requests may be sent.
         """
         now = time.monotonic()
         if now < self._throttled_until:
@@ -130,13 +135,14 @@ class Quota:
         return self._left - self._in_flight
 
     async def acquire(self, account: Account) -> None:
-        """Wait until one request may be sent; call `release` once it has ended.
+        """Wait until one request may be sent; call `release` once the request has ended.
 
-        The account's clock stops during the wait, unless the server has refused requests of this
-        quota `PATIENCE` times since the account first used the quota.
+        The account's clock stops during the wait, unless the server has asked for a pause (status
+        429) `PATIENCE` times since the account first had to wait for this quota.
 
         Raises:
-            ScreeningError: The wait would be longer than `LONGEST_WAIT` seconds (``RateLimited``).
+            ScreeningError: The server has asked for a pause that lasts for more than `LONGEST_WAIT`
+                further seconds (``RateLimited``).
         """
         while self.available() <= 0:
             now = time.monotonic()
@@ -191,10 +197,10 @@ class Quota:
 class Transport:
     """HTTP connections, shared by all checkpoints of a screening.
 
-    An object must be made inside a running event loop.
+    Use it inside a running event loop.
 
     Args:
-        endpoint: Address of the Hub; only its host gets the token.
+        endpoint: Address of the Hub. Requests to other servers never carry the token.
         token: Token for the Hub; None to send none.
         notice: Called with a server's name and a number of seconds when requests have to wait.
         networks: Which hosts may be sent requests; None for public hosts and those that the
@@ -265,8 +271,9 @@ class Transport:
 
         Raises:
             RetryError: The connection failed.
-            ScreeningError: The certificate is not trusted, the proxy is not an HTTP proxy, or the
-                rate limit demands too long a wait.
+            ScreeningError: The server's certificate is not trusted, the file of trusted
+                certificates cannot be read, the proxy is not an HTTP proxy, or the rate limit
+                demands too long a wait.
         """
         if self.is_hub(url) and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
@@ -306,9 +313,10 @@ class Transport:
         If ``until`` accepts a redirect, that redirect is returned instead.
 
         Raises:
-            RetryError: The connection failed, or the server asks to try again.
-            ScreeningError: A redirect must not be followed (see `redirect`), there were `HOPS`
-                redirects, or `request` raised this error.
+            RetryError: The connection failed, or the final status may be temporary (see
+                `raise_if_transient`).
+            ScreeningError: A redirect must not be followed (see `redirect`), `HOPS` requests in a
+                row were redirected, or `request` or `raise_if_transient` raised this error.
         """
         for _ in range(HOPS):
             response = await self.request(method, url, headers, account)
@@ -321,7 +329,7 @@ class Transport:
                 response.close()
                 raise
             response.release()
-        raise misdirected(url.host, f"more than {HOPS} times in a row")
+        raise misdirected(response.url.host, f"the request {HOPS} times in a row")
 
     async def body(
         self,
@@ -330,14 +338,14 @@ class Transport:
         limit: int,
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
     ) -> tuple[bytes, aiohttp.ClientResponse]:
-        """Return a whole body, decompressed, and its response; one attempt of a GET request.
+        """Send a GET request once, and return the whole body, decompressed, and the response.
 
-        If the final status is not 200, ``refused`` is called with the response, and the error that
-        it returns is raised.
+        Redirects are followed. If the final status is not 200, ``refused`` is called with the
+        response, and the error that it returns is raised.
 
         Raises:
-            RetryError: The connection failed, the server asks to try again, or the body is broken
-                or has more than ``limit`` bytes.
+            RetryError: The connection failed, the final status may be temporary, or the body is
+                broken or has more than ``limit`` bytes.
             ScreeningError: The error from ``refused``, or one that `followed` raises.
         """
         async with await self.followed(
@@ -352,8 +360,9 @@ class Transport:
         """Return the address to which a response redirects, and free its connection.
 
         Raises:
+            RetryError: The connection broke.
             ScreeningError: The redirect must not be followed: its address is invalid, leads from
-                https to http, or is in a private network that the user did not name.
+                https to http, or is on a host in a private network that the user did not name.
         """
         await drained(response, account)
         source = response.url
@@ -369,7 +378,7 @@ class Transport:
         if url.host != source.host:
             proxied = self._proxy(url) is not None
             if network := await self.networks.private(url.host, proxied=proxied):
-                where = f"to {url.host}, a host in a {network} network that you did not name"
+                where = f"to {url.host} in a {network} network"
                 raise misdirected(source.host, where)
         return url
 
@@ -435,7 +444,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def natural(text: str) -> int | None:
-    """Parse a non-negative integer in a header, such as a size; None if ``text`` is not one."""
+    """Parse an integer of at most 18 digits in a header, such as a size; None for other texts."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
@@ -444,7 +453,8 @@ def rate_limited(host: str | None, wait: float | None) -> ScreeningError:
     until = f"in {wait:.0f} s" if wait else "later"
     return ScreeningError(
         "RateLimited",
-        f"the rate limit of {host} is used up (429); try again {until}, or log in for a higher limit",
+        f"the rate limit of {host} is used up (429); try again {until}, or log in (hf auth login) "
+        "for a higher limit on the Hub",
     )
 
 
@@ -531,7 +541,7 @@ async def drained(response: aiohttp.ClientResponse, account: Account) -> None:
 def environment_proxy(url: URL) -> str | None:
     """Return the address of the HTTP proxy that the environment names for a URL.
 
-    None if it names no proxy, or exempts the host (``NO_PROXY``).
+    None if no proxy is named for such a URL, or if ``NO_PROXY`` exempts the host.
 
     Raises:
         ScreeningError: The proxy is of another kind, such as SOCKS.
@@ -579,9 +589,9 @@ def _tls_context() -> ssl.SSLContext:
             else:
                 context.load_verify_locations(place)
         except OSError as error:  # includes ssl.SSLError
+            advice = "reinstall certifi" if name == "certifi" else f"correct or unset {name}"
             raise ScreeningError(
-                "Unreachable",
-                f"certificates cannot be read from {place} ({error}); correct or unset {name}",
+                "Unreachable", f"certificates cannot be read from {place} ({error}); {advice}"
             ) from error
     return context
 

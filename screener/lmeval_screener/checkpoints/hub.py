@@ -74,7 +74,8 @@ class RepoFiles:
         commit: The commit, 40 hex digits.
         files: Every file, by its path in the repository.
         parameters: Number of parameters in the safetensors files; None if the Hub does not say.
-        base: The model that this one was trained from, by its model card; empty if unknown.
+        base: The model that this one was trained from, by its model card; empty if the card names
+            none or several.
         private: Whether the repository is private; None if unknown.
     """
 
@@ -113,7 +114,7 @@ class Hub:
     Attributes:
         endpoint: Address of the Hub, without a slash at its end.
         networks: Which hosts may be sent requests.
-        mark: The endpoint without secrets, as it stands in keys of the cache.
+        mark: The endpoint without user name and password, as a part of cache keys.
         offline: Whether no requests are sent.
         account: Account of the whole screening.
         downloads: Folder in which huggingface_hub keeps downloaded files.
@@ -158,16 +159,16 @@ class Hub:
             await self.transport.close()
 
     def online(self, what: str) -> Transport:
-        """Return the HTTP connections, for a request of something that is not in the cache.
+        """Return the HTTP connections, to request what is not in the cache.
 
         Raises:
-            ScreeningError: Offline mode is on; the message says that ``what`` is missing.
+            ScreeningError: Offline mode is on; the message says that ``what`` is not in the cache.
         """
         if self.transport is None:
             raise ScreeningError(
                 "Offline",
-                f"offline mode is on and {what} is not in the cache; screen it once while online, "
-                "or unset HF_HUB_OFFLINE",
+                f"offline mode is on and {what} is not in the cache; run once without "
+                "HF_HUB_OFFLINE, so that it gets there",
             )
         return self.transport
 
@@ -186,7 +187,9 @@ class Hub:
     async def snapshot(
         self, repo: str, revision: str | None, account: Account, listed: Listed | None = None
     ) -> Snapshot:
-        """Open the checkpoint in a repository.
+        """Open the checkpoint in a repository at one commit.
+
+        In offline mode it comes from the cache, or from the files that huggingface_hub downloaded.
 
         Args:
             repo: Name of the repository, ``org/name``.
@@ -197,7 +200,7 @@ class Hub:
 
         Raises:
             ScreeningError: The repository or revision does not exist, is not accessible, or cannot
-                be reached.
+                be reached; or offline mode is on and neither place has it.
         """
         if not _NAME.fullmatch(repo):
             raise ScreeningError(
@@ -227,14 +230,14 @@ class Hub:
     async def page(
         self, address: str, what: str, parse: Callable[[Any], T], account: Account
     ) -> tuple[T, str | None]:
-        """Return one page of a list of the Hub, and the address of the next page.
+        """Return one page of a list of the Hub, parsed, and the address of the next page.
 
-        The address is None after the last page. In offline mode the page comes from the cache.
+        The address is None on the last page. In offline mode the page comes from the cache.
 
         Args:
             address: Address of the page, whole or without the endpoint.
             what: The thing that is listed, for messages.
-            parse: Function from the page's JSON to the result.
+            parse: Turns the page's JSON into the result.
             account: Time budget and traffic of the request.
 
         Raises:
@@ -279,12 +282,13 @@ class Hub:
     async def api(
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
-        """Request an address of the Hub's API; return its JSON after ``parse``, and the response.
+        """Request an address of the Hub's API; return the JSON, parsed, and the response.
 
         ``what`` and ``revision`` are named in messages.
 
         Raises:
-            ScreeningError: The Hub refuses, or the request fails after retries.
+            ScreeningError: The Hub refuses, the request fails after retries, ``parse`` raises an
+                error, or offline mode is on.
         """
         transport = self.online(address)
         url = url_of(address)
@@ -309,7 +313,8 @@ class Hub:
         """Return the error for a response of the Hub whose status is neither 2xx nor 3xx.
 
         The Hub states the reason in the header ``X-Error-Code``. Without that header, status 401
-        means that ``repo`` is missing or private; the Hub does not say which.
+        means that the token is not accepted, or that ``repo`` is missing or private (the Hub does
+        not say which).
         """
         status = response.status
         host = response.url.host
@@ -324,7 +329,7 @@ class Hub:
             )
         if code == "EntryNotFound":
             return ScreeningError(
-                "FileNotFound", f"{response.url.path} is not in {repo}; choose another revision"
+                "FileNotFound", f"{repo} has no file {response.url.path}; choose another revision"
             )
         if status == 401 and message and not code and self.has_token():
             # With a valid token, the Hub answers 404 for missing repositories.
@@ -501,16 +506,16 @@ class HubSnapshot(RemoteSnapshot):
         it is.
 
         Raises:
-            ScreeningError: The file does not exist or cannot be requested, or the server states
-                neither its size nor its digest.
+            ScreeningError: The file does not exist or cannot be requested, or the server does not
+                state its size (nor its digest, which is enough for a JSON file).
         """
         if path not in self.borrowed and not is_known(self.entry(path)):
             await self._address(path, self._places.setdefault(path, FilePlace()))
             if not is_known(self.files[path]):
                 raise ScreeningError(
                     "BadResponse",
-                    f"the server states neither the size nor the digest (ETag) of {path} of "
-                    f"{self.repo}; check HF_ENDPOINT and any proxy",
+                    f"the server does not state the size of {path} of {self.repo}; check "
+                    "HF_ENDPOINT and any proxy",
                 )
         return self.files[path]
 
@@ -668,7 +673,7 @@ def resolve_problem(
     Args:
         headers: Headers of the response.
         entry: The file as listed.
-        commit: The commit as listed; None if it is not checked.
+        commit: The commit as listed; a response that states no commit agrees with any.
         final: Whether the response carries the file itself, so that its Content-Length is the
             file's size; false for a redirect.
     """
@@ -685,7 +690,9 @@ def resolve_problem(
 
 
 def _mismatch(path: str, repo: str, problem: str) -> str:
-    return f"the server's headers for {path} of {repo} contradict its listing: {problem}"
+    return (
+        f"the server's headers for {path} of {repo} contradict the repository's listing: {problem}"
+    )
 
 
 def is_known(entry: FileEntry) -> bool:
@@ -701,7 +708,8 @@ def completed(entry: FileEntry, response: aiohttp.ClientResponse, *, final: bool
 
     The digest of a large file is in ``X-Linked-ETag``. That of a small text file is in ``ETag``,
     or, if the response redirects to the text, in the query of the new address. Without a digest, a
-    JSON file's entry is returned unchanged. ``final`` is as in `resolve_problem`.
+    JSON file's entry is returned unchanged. A size that is not stated is -1. ``final`` is as in
+    `resolve_problem`.
     """
     headers = response.headers
     size = headers.get("X-Linked-Size", "")

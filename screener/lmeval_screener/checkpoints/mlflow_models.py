@@ -30,7 +30,8 @@ class RegisteredModels:
     """Models in an MLflow registry, addressed as ``models:/NAME``; a `Source`.
 
     Args:
-        open_storage: Opens the checkpoint at the address where MLflow stores a version.
+        open_storage: Opens a checkpoint, given a target with the address where MLflow stores a
+            version, and the account.
     """
 
     def __init__(self, open_storage: Callable[[Target, Account], Awaitable[Snapshot]]) -> None:
@@ -38,10 +39,11 @@ class RegisteredModels:
         self._client: Any = None
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """Return one target for each numbered version of a model to which an address resolves.
+        """Return a target with a version number for each version that an address names.
 
-        A bare name or a stage gives the latest version, an alias the version that it names, and
-        ``*`` all versions in order. An address with a number is returned unchanged.
+        ``models:/NAME`` and ``models:/NAME/STAGE`` name the latest version, ``models:/NAME@ALIAS``
+        the one with that alias, and ``models:/NAME/*`` all versions, in order. Except by alias,
+        only versions that are ready are taken. An address with a number is returned unchanged.
 
         Raises:
             ScreeningError: The registry has no such version, or cannot be asked.
@@ -61,13 +63,14 @@ class RegisteredModels:
         stated = [natural(str(entry.version)) for entry in every if _is_wanted(entry, version)]
         numbers = sorted(number for number in stated if number is not None)
         if not numbers:
-            which = f"no version of the model {name}"
+            problem = f"no version of the model {name}; check the name, and {_SERVER}"
             if every:
-                stage = f" in the stage {version}" if version and version != "*" else ""
-                which = f"no ready version of the model {name}{stage} ({len(every)} in all)"
-            raise ScreeningError(
-                "RepoNotFound", f"the MLflow registry has {which}; check the name, and {_SERVER}"
-            )
+                stage = f"in the stage {version} and " if version and version != "*" else ""
+                problem = (
+                    f"no version of the model {name} that is {stage}ready ({len(every)} in all); "
+                    f"name a version by its number, such as models:/{name}/{every[0].version}"
+                )
+            raise ScreeningError("RepoNotFound", f"the MLflow registry has {problem}")
         wanted = numbers if version == "*" else numbers[-1:]
         return [replace(target, repo=f"models:/{name}/{number}") for number in wanted]
 
@@ -82,8 +85,8 @@ class RegisteredModels:
         if where.startswith("mlflow-artifacts:"):
             raise ScreeningError(
                 "RangeNotSupported",
-                "screening reads only parts of files, and the MLflow server sends those of "
-                f"{chosen.repo} as a whole; start that server as `mlflow server "
+                "screening reads only parts of files, but the MLflow server sends the files of "
+                f"{chosen.repo} only as a whole; start that server as `mlflow server "
                 f"--no-serve-artifacts --default-artifact-root s3://…` (or gs://), or {download}",
             )
         inner = replace(
@@ -161,7 +164,8 @@ def _explained(error: Exception, what: str) -> ScreeningError:
         )
     return ScreeningError(
         "ServerError",
-        f"the MLflow registry gave an error about {what} ({reason}); try again, and {_SERVER}",
+        f"the MLflow registry answered with an error for {what} ({reason}); try again, and "
+        f"{_SERVER}",
     )
 
 

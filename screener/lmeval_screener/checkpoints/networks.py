@@ -70,10 +70,11 @@ class Networks:
                 self._named.add(_plain(host))
 
     async def private(self, host: str | None, *, proxied: bool = False) -> str:
-        """Return the network, ``link-local`` or ``private``, of a host that must not be asked.
+        """Return ``link-local`` or ``private`` if a host is in such a network and was not named.
 
-        Empty if the host may be sent requests. If a proxy makes the requests (``proxied``), host
-        names are not resolved, so that only IP addresses and ``localhost`` are refused.
+        The text is empty for a host that may be sent requests. If a proxy makes the requests
+        (``proxied``), host names are not resolved, so that only IP addresses and ``localhost`` are
+        refused.
         """
         host = _plain(host or "")
         if host in self._named:
@@ -105,7 +106,8 @@ class Networks:
         """Check the IP addresses to which a host resolves at the time of a connection.
 
         Raises:
-            OSError: `private` had found the host public, and an address is in a private network.
+            OSError: `private` found the host public, but an address is now in a private network
+                (other than loopback).
         """
         if self._kinds.get(_plain(host)) != "" or _plain(host) in self._named:
             return

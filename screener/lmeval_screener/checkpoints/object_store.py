@@ -73,7 +73,8 @@ class ObjectStore(Bucket):
     async def listed(self, path: str, account: Account) -> FolderListing:
         """List a folder; see `Bucket.listed`.
 
-        Each page of 1,000 names counts as one request; its bytes are not counted.
+        A listing counts as one request, and one more for every 1,000 names. Its bytes are not
+        counted.
         """
         client = await self._connected()
         account.add(requests=1)
@@ -223,7 +224,7 @@ class ObjectStore(Bucket):
         if kind == "PreconditionError" or status == 412:
             return changed(place)
         if status == 429 or "<Code>SlowDown</Code>" in text or "<Code>ServerBusy</Code>" in text:
-            what = f"the rate limit of {where} is used up ({status}); try again later"
+            what = f"the rate limit of {where} is used up ({status or kind}); try again later"
             return RetryError(ScreeningError("RateLimited", what))
         if "redirect" in words:
             return _denied(f"{place} is in another region; set AWS_REGION to the bucket's region")
@@ -233,7 +234,8 @@ class ObjectStore(Bucket):
         if "non-partial response" in text:
             return contradiction(
                 f"the server of {where} ignores the header Range and would send the whole of {path}; "
-                "download the checkpoint and screen its folder, or ask the server's operator",
+                "download the checkpoint and screen its folder, or use a server that supports "
+                "ranges",
                 "RangeNotSupported",
             )
         if status or "Requested" in text or "Content-Range" in text:

@@ -83,7 +83,7 @@ class Snapshot:
     """One checkpoint at one revision. Subclasses read the files of one kind of place.
 
     Attributes:
-        repo: ``org/name`` of a repository, after renames; the path of a folder; else the address.
+        repo: A repository's present name, ``org/name``; the path of a folder; else the address.
         files: Every file, by its path in the checkpoint.
         revision: The commit, 40 hex digits; None outside the Hub.
         cache: Cache for what is read; None for a folder, and if a file's version is unknown.
@@ -118,7 +118,7 @@ class Snapshot:
         self.borrowed: dict[str, tuple[Snapshot, str]] = {}
 
     def borrow(self, other: Snapshot, names: Mapping[str, str]) -> None:
-        """Add files of another checkpoint, such as a tokenizer.
+        """Add files of another checkpoint, such as those of its tokenizer.
 
         ``names`` maps the path of each file here to its path in ``other``.
         """
@@ -142,9 +142,9 @@ class Snapshot:
     def names_around(self) -> list[str]:
         """Return the names of files and folders in and around the checkpoint.
 
-        Names of folders end with ``/``, and those next to the checkpoint's folder begin with
+        Names of subfolders end with ``/``, and names next to the checkpoint's folder begin with
         ``../``. The names show which program wrote the checkpoint. For a folder on this machine,
-        some files in subfolders and next to the folder are included.
+        some files in subfolders and some names next to the folder are included.
         """
         return [*self.files, *(f"{name}/" for name in self.folders)]
 
@@ -206,7 +206,7 @@ class LocalSnapshot(Snapshot):
         repo: Name for messages and reports.
         folder: The folder that contains the files.
         files: Files of the checkpoint, by name.
-        revision: The commit if huggingface_hub downloaded it; else None.
+        revision: The commit if `open_download` opened the checkpoint; else None.
     """
 
     is_local = True
@@ -218,7 +218,7 @@ class LocalSnapshot(Snapshot):
         self.folder = folder
 
     def names_around(self) -> list[str]:
-        """Return names of files in the folder, in its subfolders and next to the folder.
+        """Return names of files in the folder and its subfolders, and names next to the folder.
 
         See `Snapshot.names_around`. In very large folders some are left out.
         """
@@ -358,7 +358,9 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
     if place.is_file():
         return LocalSnapshot(str(path), place.parent, single_file(_files(place.parent), place.name))
     if not place.is_dir():
-        raise ScreeningError("FolderNotFound", f"{str(path)!r} is not a folder; check the path")
+        raise ScreeningError(
+            "FolderNotFound", f"{str(path)!r} is not a folder or file; check the path"
+        )
     files = _files(place)
     if not files and not any(place.iterdir()):
         raise ScreeningError(

@@ -31,9 +31,10 @@ class Source(Protocol):
     """How checkpoints in one kind of place, such as object stores, are listed and opened."""
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """Return one target for each checkpoint to which ``target`` expands, ordered by step.
+        """Return one target for each checkpoint that ``target`` names, ordered by step.
 
-        A target of a single checkpoint is returned unchanged.
+        A glob, or the folder of a training run, names several. A target of a single checkpoint is
+        returned unchanged.
 
         Raises:
             ScreeningError: There is no checkpoint, or the checkpoints cannot be listed.
@@ -63,7 +64,7 @@ class Sources:
         self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """Return one target for each checkpoint to which ``target`` expands; see `Source.expand`."""
+        """Return one target for each checkpoint that ``target`` names; see `Source.expand`."""
         if target.scheme is not None and not target.refused:
             self._hub.networks.name(target.address)
             return await self._source(target.scheme).expand(target, account)
@@ -75,8 +76,8 @@ class Sources:
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
         """Open a checkpoint; see `Source.snapshot`.
 
-        If the checkpoint has no tokenizer files, those of ``target.tokenizer`` are added, if that
-        is given; GGUF files contain their tokenizer.
+        If the target names a tokenizer and the checkpoint has no tokenizer files, those of the
+        named tokenizer are added; but not to GGUF files, which contain their tokenizer.
         """
         snapshot = await self._opened(target, account)
         files = snapshot.files
@@ -119,8 +120,7 @@ class Sources:
             raise ScreeningError(
                 "BadName",
                 f"{target.shown} is in a {network} network, and you did not name it (a file or "
-                "registry did); if the address is right, name it too among the checkpoints to "
-                "screen",
+                "registry did); if the address is right, add it to the checkpoints to screen",
             )
 
     @property
@@ -179,8 +179,8 @@ class Sources:
             snapshot = await self._opened(target, self._hub.account)
         except ScreeningError as error:
             expected = ""
-            if target.on_hub:
-                expected = "expected an existing folder or file, or a repository of the Hub: "
+            if target.on_hub and error.code in _NOT_HERE:
+                expected = "expected an existing folder or file, or a repository on the Hub: "
             raise ScreeningError(error.code, f"tokenizer {text}: {expected}{error}") from error
         usual = {file: file for file in TOKENIZER_FILES if file in snapshot.files}
         names = {TOKENIZER_FILES[0]: name} if name else usual

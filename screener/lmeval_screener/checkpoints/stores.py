@@ -107,7 +107,7 @@ class BucketSource:
     """Checkpoints in buckets and on file servers; a `Source`.
 
     Args:
-        make: Function from the address of a bucket or server to its `Bucket`.
+        make: Makes the `Bucket` for the address of a bucket or server.
     """
 
     def __init__(self, make: Callable[[str], Bucket]) -> None:
@@ -119,8 +119,9 @@ class BucketSource:
     async def expand(self, target: Target, account: Account) -> list[Target]:
         """Return one target for each checkpoint at an address; see `Source.expand`.
 
-        ``*``, ``?`` and ``[…]`` match inside one part of the path. The folder of a training run
-        gives its checkpoints. Each folder is listed within the time budget of one checkpoint.
+        ``*``, ``?`` and ``[…]`` match inside one part of the path. For the folder of a training
+        run, its checkpoints are returned. Each folder is listed within the time budget of one
+        checkpoint.
 
         Raises:
             ScreeningError: Nothing matches, or a folder cannot be listed.
@@ -265,8 +266,8 @@ class BucketSnapshot(RangedSnapshot):
     """A checkpoint in a bucket or on a file server.
 
     Attributes:
-        around: Names of files in subfolders and next to the checkpoint; only set if it has no
-            weights.
+        around: Names of files in subfolders and next to the checkpoint; empty if the checkpoint
+            has weights.
     """
 
     def __init__(
@@ -383,7 +384,8 @@ class FileSystem(Bucket):
         except PermissionError as error:
             raise ScreeningError(
                 "AccessDenied",
-                f"access to {place} is denied ({error}); set the credentials that its server needs",
+                f"access to {place} is denied ({error}); set the credentials that fsspec reads for "
+                "such addresses",
             ) from error
         except Exception as error:
             raise _unreachable(f"{place} cannot be read", error) from error

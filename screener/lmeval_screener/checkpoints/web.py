@@ -50,11 +50,12 @@ class FilePlace:
     """Where a file's ranges are requested.
 
     Attributes:
-        lock: Held while the file is being resolved.
-        address: The address to which the server redirects requests for the file; None until it is
-            known, and after it was refused.
-        refused: How many such addresses in a row were refused, as they are once they have expired.
-        etag: The file's ETag; None until it is known.
+        lock: Held while ``address`` is requested from the server.
+        address: Address that serves the ranges (on the Hub, the signed address to which requests
+            for the file are redirected); None until it is known, and after the server refused it.
+        refused: How many signed addresses in a row the server refused. It does so once they have
+            expired.
+        etag: The file's ETag at ``address``; None until it is known.
     """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -133,15 +134,15 @@ class RemoteSnapshot(RangedSnapshot):
                     # Mirrors that ignore Range; small files may come whole.
                     raise contradiction(
                         f"{host} ignores the header Range and would send all {entry.size:,} bytes "
-                        f"of {path} of {self.repo}; use the Hub itself, or download the checkpoint "
+                        f"of {path} of {self.repo}; use another server, or download the checkpoint "
                         "and screen its folder",
                         "RangeNotSupported",
                     )
                 body = await unpacked(response, self.account, entry.size)
                 if not entry.fits(body):
                     raise contradiction(
-                        f"expected the listed size and digest of {path} of {self.repo}, got another "
-                        f"file from {host}"
+                        f"expected {path} of {self.repo} with the listed size and digest, got "
+                        f"another file from {host}"
                     )
                 if entry.size <= WHOLE:
                     self._whole[path] = body
@@ -237,22 +238,21 @@ class WebServers:
         """Return the target unchanged; see `Source.expand`.
 
         Raises:
-            ScreeningError: The address contains ``*``, although web servers list no folders.
+            ScreeningError: The address contains ``*``, but web servers list no folders.
         """
         if "*" in url_of(target.address).path:
             raise ScreeningError(
                 "BadName",
-                f"a web server does not list folders, so nothing can be matched with {target.shown}; "
+                f"web servers list no folders, so that the * in {target.shown} cannot be matched; "
                 "give the address of each checkpoint",
             )
         return [target]
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """Open the checkpoint in a folder of a web server, or that of a weights file.
+        """Open the checkpoint in a folder of a web server, or in a weights file.
 
-        A weights file is opened with the configuration and tokenizer files next to it.
-
-        See `Source.snapshot`.
+        A weights file is opened with the configuration and tokenizer files next to it. If its
+        address has a query, such as a signature, it is opened alone. See `Source.snapshot`.
         """
         transport = self._online(target.shown)
         address = target.address
@@ -338,8 +338,8 @@ def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
     if status in (401, 403, 407, 451):
         return ScreeningError(
             "AccessDenied",
-            f"{host} refuses access to {what} ({status}); check the address, and if it is a signed "
-            "one that has expired, ask for a new one",
+            f"{host} refuses access to {what} ({status}); check the address, and if its signature "
+            "has expired, ask for a new one",
         )
     if status in (404, 410):
         return ScreeningError(

@@ -140,7 +140,7 @@ def choose_tensor(
             "NoOutputProjection",
             f"{why}, but no output projection is stored, only {embedding}: transformers would "
             "initialise the head at random",
-            "check whether the checkpoint is a base model without a head, or its upload incomplete",
+            "check whether the checkpoint is a model without a head, or its upload is incomplete",
         )
     return embedding, True
 
@@ -151,7 +151,7 @@ def stored_name(stored: Collection[str], candidates: Iterable[str]) -> str | Non
     Args:
         stored: The names of all stored tensors.
         candidates: Names without the prefix of a wrapper, such as ``language_model.``; a stored
-            name may have one.
+            name may have such a prefix.
     """
     for candidate in candidates:
         for wrapper in WRAPPERS:

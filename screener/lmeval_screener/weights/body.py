@@ -63,7 +63,8 @@ class Likeness(NamedTuple):
             tensor. Otherwise None if no tensor was read from both.
         compared: Number of tensors that were compared; 0 if the hashes of the weights files already
             agree.
-        of: Number of tensors in the larger of the two bodies; 0 if the hashes already agree.
+        of: Number of tensors in the larger of the two bodies; 0 if the hashes already agree, or if
+            ``is_same`` is None.
     """
 
     is_same: bool | None
@@ -75,7 +76,7 @@ UNKNOWN = Likeness(None)
 
 
 def are_body(content: bytes) -> bool:
-    """Whether bytes have a length that `read_body` can return; True for empty bytes, too."""
+    """Whether bytes are empty, or have a length that a result of `read_body` can have."""
     if len(content) in (0, _DIGEST):
         return True
     size = len(content) - _DIGEST - 4
@@ -85,9 +86,9 @@ def are_body(content: bytes) -> bool:
 def likeness(first: bytes, second: bytes) -> Likeness:
     """Compare the bodies of two checkpoints, each given as `read_body` returned it.
 
-    Two tensors count as equal if their sums agree exactly, or, with different dtypes, up to
-    rounding. Bodies from weights files with the same hash are equal, and so are two without
-    tensors. Otherwise the result is `UNKNOWN` if no tensor was read from both.
+    Two tensors count as equal if their weighted sums (see `read_body`) agree exactly, or, with
+    different dtypes, up to rounding. Bodies from weights files with the same hash are equal, and so
+    are two without tensors. Otherwise the result is `UNKNOWN` if no tensor was read from both.
     """
     digest, whole, a = _parts(first)
     other_digest, other_whole, b = _parts(second)
@@ -121,7 +122,7 @@ def _parts(body: bytes) -> tuple[bytes, bytes, NDArray[Any]]:
 
 
 def keys(body: bytes) -> list[bytes]:
-    """Return the keys under which a body (a checkpoint's tensors before the final norm) is found.
+    """Return the keys by which a body (a checkpoint's tensors before the final norm) is looked up.
 
     Two bodies that share a key are equal. One key is the hash of the weights files, if it is known.
     The other consists of the number of tensors and of the numbers that were read from them. A body
@@ -161,7 +162,9 @@ def tensors_in(body: bytes) -> int:
 
 
 class Bodies:
-    """Bodies with the same tensors in the same dtypes, to compare with a body in other dtypes.
+    """A collection of bodies (see `read_body`) whose tensors have the same names and dtypes.
+
+    The method `same` looks for the equal of a body with other dtypes.
 
     Args:
         tensors: Number of tensors that were read for each of these bodies (see `tensors_in`).
@@ -184,10 +187,10 @@ class Bodies:
         self._places.append(place)
 
     def same(self, body: bytes) -> int | None:
-        """Return the ``place`` of the first added body that equals ``body``, or None.
+        """Return the ``place`` of the first added body that equals ``body``; None if none does.
 
         Equal bodies have the same number of tensors, and the tensors that were read from both agree
-        as in `likeness`.
+        as in `likeness`. The result is also None if no tensor was read from both.
         """
         _, whole, own = _parts(body)
         rows = np.frombuffer(self._content, self._row)
@@ -212,7 +215,7 @@ def digest_of(snapshot: Snapshot, paths: Iterable[str]) -> bytes:
     """Return an 8-byte hash of the content of weights files, without reading them.
 
     It is computed from the SHA-256 that the checkpoint's listing gives for each file. The result is
-    eight zero bytes if the listing lacks one of these, or if there are no files.
+    eight zero bytes if the listing lacks the SHA-256 of a file, or if there are no files.
     """
     digests: list[str] = []
     for path in paths:
@@ -231,14 +234,14 @@ async def read_body(
 ) -> bytes:
     """Read a summary of a checkpoint's body, its tensors before the final norm.
 
-    Copies are recognised by it. The summary holds a hash of the weights files and, for each tensor
-    that is read, a weighted sum of some of its numbers. Left out are tensors that are packed or not
-    contiguous, and all but one slice of a tensor that is stored in slices. For GGUF, and for
-    experts stacked by mlx_lm, the summary is the hash alone.
+    Copies are recognised by this summary. It holds a hash of the weights files and, for each tensor
+    that is read, a weighted sum of some of its numbers. Tensors that are packed or not contiguous
+    are left out, and so are all but one slice of a tensor that is stored in slices. For GGUF, and
+    for experts stacked by mlx_lm, the summary is the hash alone.
 
     Args:
         snapshot: The checkpoint's files.
-        most: Number of tensors to read, the same ones in every checkpoint; None for all.
+        most: Largest number of tensors to read, the same ones in every checkpoint; None for all.
         paths: The weights files; None to choose them by `weights_in`.
 
     Returns:

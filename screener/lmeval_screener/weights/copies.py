@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array
-from lmeval_dispersion.report.declared import some
+from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.figures import relative_error, storage_error
 from lmeval_screener.formats import ADAPTERS
 from lmeval_screener.weights.body import UNKNOWN, Bodies, Likeness, keys, kind, likeness, tensors_in
@@ -58,7 +58,7 @@ def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
 
     Args:
         rows: Rows of the output projection, shape (n, d).
-        norm: The final norm in front of them.
+        norm: The final norm in front of the output projection.
         dtype: The type in which the rows are stored, such as ``BF16``.
 
     Returns:
@@ -121,16 +121,16 @@ def _keys(sketch: bytes) -> list[bytes]:
 
 
 class Original(NamedTuple):
-    """With which checkpoint one checkpoint shares its rows, and of which one it is a copy.
+    """For one checkpoint: which checkpoint has the same rows, and of which one it is a copy.
 
     The rows are those of the output projection. Each checkpoint is given by its index in the
     sequence that was passed to `originals`.
 
     Attributes:
-        place: The checkpoint with the same rows whose dtype rounds least; the checkpoint's own
-            index if no other has its rows.
-        exact: Whether the rows of both are the same numbers up to rounding; False if only their
-            Gram matrices agree.
+        place: Of all checkpoints with the same rows, the one whose dtype rounds least. It is the
+            checkpoint itself if no other has its rows, or if its own dtype rounds least.
+        exact: Whether the rows of this checkpoint and of ``place`` are the same numbers up to
+            rounding; False if only their Gram matrices agree.
         copied: The checkpoint of which this one is a copy, with the same rows and the same body
             (the tensors before the final norm); None if this one is not a copy.
         bodies: Comparison of this checkpoint's body with the body of ``copied``, or of ``place`` if
@@ -332,5 +332,5 @@ def _line(names: Mapping[tuple[str, str], Sequence[str]]) -> str:
         parts.append(f"{some(labels)} {words}")
     rest = sum(len(labels) for labels in list(names.values())[_SHOWN:])
     if rest:
-        parts.append(f"{rest:,} more")
+        parts.append(f"likewise {count(rest, 'more checkpoint')}")
     return "; ".join(parts)

@@ -47,7 +47,11 @@ class ModelFiles:
 
 
 async def model_files(snapshot: Snapshot) -> ModelFiles:
-    """Choose a model's weights files as transformers does.
+    """Choose a model's weights files.
+
+    They are the files that transformers loads. If there are none of these, they are the slices of
+    torch's distributed checkpoint, or safetensors files of other names: one such file comes with a
+    note, and several cannot be read without an index.
 
     Raises:
         ScreeningError: ``BadIndex``: the index is not valid, or it names a missing file. No loader
@@ -105,8 +109,8 @@ async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, An
     """Read the object in a JSON file; a missing file counts as an empty object.
 
     Raises:
-        ScreeningError: The file holds something other than a JSON object. The error's code is
-            ``code``.
+        ScreeningError: The file holds something other than a JSON object (the error's code is
+            ``code``), or cannot be read.
     """
     if path not in snapshot.files:
         return {}

@@ -204,7 +204,7 @@ def refuse_part(
     if stored_rows < rows or stored_width < width:
         step = (
             "if the matrix is one process's slice under tensor parallelism, save the gathered "
-            "model with save_pretrained"
+            "model with save_pretrained; otherwise correct config.json"
         )
     raise cannot(
         "NoOutputProjection",
@@ -236,7 +236,10 @@ def notes_on(names: Collection[str], config: Mapping[str, Any]) -> list[str]:
     if not heads and not stated:
         return []
     signs = " and ".join(heads[:1] + stated[:1])
-    return [f"{signs}; the checkpoint is read as AutoModelForCausalLM loads it, without that head"]
+    return [
+        f"{signs}; the checkpoint is read as AutoModelForCausalLM loads it, without the head for "
+        "scores or classes"
+    ]
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:

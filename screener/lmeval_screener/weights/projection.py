@@ -602,17 +602,17 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
     """Return the error for a checkpoint that has no readable weights.
 
     The message says what the files are instead, and how to get a checkpoint that can be read. For
-    an adapter or an empty folder, that is the base model, by its name if ``adapter_config.json`` or
-    the README's ``base_model`` states it.
+    an adapter, and for files without any weights, it recommends the base model that
+    ``adapter_config.json`` or the README's ``base_model`` names.
     """
     files = sorted(snapshot.files)
     around = snapshot.names_around()
     known = layout_of(around, snapshot.repo, is_local=snapshot.is_local)
     if known is not None:
         return cannot(*known)
-    base = await _base_model(snapshot) or "its base model"
+    base = await _base_model(snapshot)
     if "adapter_config.json" in files or any(path.startswith("adapter_model.") for path in files):
-        step = f"merge the adapter into its base model, or screen {base}"
+        step = f"merge the adapter into its base model, or screen {base or 'that model'}"
         return cannot("AdapterOnly", "it holds only an adapter", step)
     unread = []
     inside = []
@@ -639,7 +639,10 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
             f"its safetensors files are in subfolders ({some(inside, 2)})",
             f"download one of these folders ({command}) and screen it",
         )
-    return cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
+    step = "check the name"
+    if base is not None:
+        step = f"check the name, or screen {base}"
+    return cannot("NoSafetensors", "it holds no weights", step)
 
 
 async def _base_model(snapshot: Snapshot) -> str | None:

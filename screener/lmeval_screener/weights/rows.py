@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.report.declared import count
 from lmeval_screener.budgets import in_steps
 from lmeval_screener.checkpoints.concurrency import side_by_side
 from lmeval_screener.checkpoints.snapshot import Snapshot
@@ -67,7 +68,7 @@ class WeightFiles:
         """Return the header of a weights file.
 
         Args:
-            path: The file.
+            path: Path of the file in the checkpoint.
             guess: Expected size of the header in bytes: the size of the first request.
 
         Raises:
@@ -81,7 +82,7 @@ class WeightFiles:
         return self._headers[path]
 
     async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
-        """Return a stored tensor as a `Matrix`; a tensor without two dimensions becomes one column.
+        """Return a stored tensor as a `Matrix`; one without two dimensions becomes a single column.
 
         Args:
             path: The file that holds the tensor.
@@ -214,7 +215,7 @@ class Matrix:
         """Rows of a view, such as a transposed matrix, from all bytes that the view spans."""
         begin = self.tensor.begin
         end = self.tensor.end
-        self.refuse_scattered(end - begin, "as a view", f"for {len(ids)} rows")
+        self.refuse_scattered(end - begin, "as a view", f"for {count(len(ids), 'row')}")
         (body,) = await self.snapshot.ranges(self.file, [(begin, end)])
         element = self.row_bytes // self.shape[1]
         numbers = np.frombuffer(body, f"V{element}")

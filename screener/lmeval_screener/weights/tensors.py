@@ -103,17 +103,18 @@ class Header:
 
 
 class DamagedError(ScreeningError):
-    """The header or the archive directory of a weights file contradicts the file.
+    """The header or the archive of a weights file is damaged, or larger than any known real one.
 
     Args:
-        part: The broken part, as it is written before the file's name: ``the GGUF header of``.
-        reason: What is wrong with it.
+        part: The part that cannot be read, as it is written before the file's name: ``the GGUF
+            header of``.
+        reason: Why the part cannot be read, as a clause.
         code: The error's code.
         step: What to do about it, as an imperative; empty if the file seems to be damaged.
     """
 
     def __init__(self, part: str, reason: str, code: str = "BadHeader", step: str = "") -> None:
-        super().__init__(code, f"{part.removesuffix(' of')} is broken: {reason}")
+        super().__init__(code, f"{part.removesuffix(' of')} cannot be read: {reason}")
         self.part = part
         self.reason = reason
         self.step = step
@@ -151,7 +152,7 @@ class WeightFile:
         return body
 
     async def understood(self, work: Awaitable[T]) -> T:
-        """Await a coroutine that reads this file, and cache the bytes that it read if it succeeds.
+        """Await a coroutine that reads this file; if it succeeds, cache the bytes that it read.
 
         Args:
             work: The coroutine, which reads by the method `read`.
@@ -171,7 +172,7 @@ class WeightFile:
             if self._snapshot.is_local:
                 step = "wait until it is written, or save it again"
                 how = f"the file is not written to its end yet, or was damaged: {step}"
-            what = f"{error.part} {self.what} is broken: {error.reason}"
+            what = f"{error.part} {self.what} cannot be read: {error.reason}"
             raise ScreeningError(error.code, f"{what}; {error.step or how}") from error
         cache = self._snapshot.cache
         if cache:

@@ -201,7 +201,7 @@ def test_addresses_that_no_storage_serves(folder, tmp_path):
         "http://127.0.0.1:9/run/checkpoint-*",
         tmp_path,
         code="BadName",
-        says="does not list folders",
+        says="cannot be matched",
     )
 
 

@@ -409,7 +409,7 @@ def test_a_prompt_beside_whole_weights_is_refused_as_transformers_refuses_it(unt
     unread(str(folder), "AdapterOnly", "PROMPT_TUNING")
 
 
-TOKENS_LEFT_OPEN = "does not say to which tokens the 3 rows"
+TOKENS_LEFT_OPEN = "but not a token id of its own for each row"
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ TOKENS_LEFT_OPEN = "does not say to which tokens the 3 rows"
         (HEADS["head"], {"alora_invocation_tokens": [1]}, "sets alora_invocation_tokens"),
         (HEADS["head"], {"use_qalora": True}, "sets use_qalora"),
         (HEADS["head"], {"use_dora": True}, "use_dora=True, which contradicts"),
-        (HEADS["head"], {"lora_alpha": "six"}, "lora_alpha 'six'"),
+        (HEADS["head"], {"lora_alpha": "six"}, 'lora_alpha "six"'),
         (HEADS["head"], {"alpha_pattern": {r"(\w+)+!": 3}}, "which is not supported"),
         (
             lora(target_modules=["embed_tokens"], use_dora=True),

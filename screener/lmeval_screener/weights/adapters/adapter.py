@@ -18,6 +18,7 @@ Sources: peft 0.21, ``tuners/lora/layer.py``, ``variants.py``, ``dora.py``,
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.report.declared import count
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError, cannot
 from lmeval_screener.formats import ADAPTERS, own_weights
@@ -176,7 +178,7 @@ class AdaptedRows:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A PEFT adapter: its settings, its tensors, and the name of its base.
+    """A PEFT adapter: its settings, its tensors, and the name of the base that it changes.
 
     Attributes:
         files: The weights files in the adapter's folder.
@@ -216,9 +218,10 @@ class Adapter:
 
     @property
     def leaves_head(self) -> bool:
-        """Whether the adapter changes neither the output projection nor the final norm of its base.
+        """Whether the adapter certainly keeps the output projection and the final norm of its base.
 
-        The names of the adapter's tensors decide, and ``nothing``.
+        This is judged by the names of the adapter's tensors and by ``nothing``. The answer is False
+        for an adapter that changes the input embedding, to which its base may tie the projection.
         """
         return not self.modules or bool(self.nothing)
 
@@ -281,14 +284,14 @@ def holds_both(snapshot: Snapshot) -> bool:
         raise ScreeningError(
             "AdapterOnly",
             f"{CONFIG} lies next to the weights, and {ADAPTERS[0]} does not: transformers 5 loads such a "
-            f"folder only without {CONFIG}; remove it, or add the adapter's weights",
+            f"folder only without {CONFIG}; remove that file, or add the adapter's weights",
         )
     if ADAPTERS[0] not in files and ADAPTERS[1] in files:
         raise ScreeningError(
             "AdapterOnly",
             f"{ADAPTERS[1]} lies next to the weights, where transformers 5 opens only "
             f"{ADAPTERS[0]} and fails; save the adapter again with PEFT's save_pretrained, or move "
-            f"it with {CONFIG} to a folder of its own",
+            f"{ADAPTERS[1]} and {CONFIG} to a folder of their own",
         )
     return holds_adapter(snapshot)
 
@@ -301,8 +304,9 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
         has_base: Whether the weights in the same folder are its base, even if it names another.
 
     Raises:
-        ScreeningError: The adapter names no base (``BadConfig``), or its tensors are missing, empty
-            or broken.
+        ScreeningError: The adapter names no base (``BadConfig``); its tensors are missing, empty or
+            broken; or, with ``has_base``, it is of a kind that transformers does not apply to the
+            weights next to it.
     """
     settings = await read_json(snapshot, CONFIG, "BadConfig")
     base = _text(settings, "base_model_name_or_path")
@@ -310,8 +314,8 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
         raise ScreeningError(
             "BadConfig",
             f"{CONFIG} of {snapshot.repo} does not name the base of the adapter "
-            "(base_model_name_or_path); write its name into the file, or merge the adapter into the "
-            "base",
+            "(base_model_name_or_path); write the base's name into the file, or merge the adapter "
+            "into the base",
         )
     revision = _text(settings, "revision") or None
     files = WeightFiles(snapshot)
@@ -340,7 +344,7 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
         raise ScreeningError(
             "AdapterOnly",
             f"an adapter ({settings['peft_type']}) lies next to the weights, and transformers 5 does not apply "
-            "this kind to them; move the adapter, or the weights, to a folder of their own",
+            "this kind to them; move the adapter to a folder of its own",
         )
     return replace(adapter, nothing=await _nothing(adapter))
 
@@ -363,7 +367,7 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     Raises:
         BaseError: The base cannot be read.
         ScreeningError: None of the adapter's tensors fits the base, or its change of the output
-            projection is not supported.
+            projection is broken or not supported.
     """
     try:
         projection = await find_projection(base)
@@ -379,8 +383,8 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
         )
     elif own_weights(adapter.files.snapshot.files):
         warnings.append(
-            f"the weights next to {adapter.file} were not read: from a repository, transformers 5 "
-            f"loads the base that the adapter names ({adapter.label})"
+            f"the weights next to {adapter.file} were not read: given a repository, transformers 5 "
+            f"loads the base that the adapter names ({adapter.label}) instead"
         )
     if left_out:
         warnings.append(left_out)
@@ -451,8 +455,8 @@ def _parts_of_head(adapter: Adapter, *, tied: bool) -> dict[str, dict[str, Tenso
     embeddings = list(filter(_is_embedding, adapter.modules))
     if len(heads) > 1 or len(embeddings) > 1:
         raise adapter.unread_error(
-            f"changes more than one output projection ({len(heads)}) or input embedding "
-            f"({len(embeddings)}), where at most one of each is expected"
+            f"changes {count(len(heads), 'output projection')} and "
+            f"{count(len(embeddings), 'input embedding')}, where at most one of each is supported"
         )
     # transformers never merges an adapter next to the weights: a tied head lacks the embedding's change.
     changed_too = embeddings if tied and not adapter.has_base else []
@@ -488,7 +492,7 @@ async def _nothing(adapter: Adapter) -> str:
                 break
         else:
             return ""
-    return "all its lora_B are zero, as they are before training" if factors else ""
+    return "a factor of each LoRA (usually lora_B) is zero, as before training" if factors else ""
 
 
 async def _is_zero(adapter: Adapter, name: str) -> bool:
@@ -534,10 +538,10 @@ async def _adapted_rows(
     if len(tokens) > 1 and tokens[0][0] == tokens[1][0]:
         tokens = tokens[:1]
     if len(tokens) > 1 or (tokens and updates):
-        kinds = " and ".join(sorted(set().union(*parts.values())))
-        raise adapter.unread_error(
-            f"changes {' and '.join(parts)}, which are one tied matrix, in several ways ({kinds})"
-        )
+        ways = "with different trainable_token_indices"
+        if updates:
+            ways = "both by LoRA and by trainable_token_indices"
+        raise adapter.unread_error(f"changes {' and '.join(parts)} {ways}, which is not supported")
     rows = AdaptedRows(whole[0] if whole else base, tuple(updates))
     if tokens:
         ids, token_rows = tokens[0]
@@ -553,7 +557,7 @@ async def _adapted_rows(
     new = rows.token_rows
     if d != base.shape[1] or (new and (new.shape[1] != d or max(rows.tokens, default=0) >= v)):
         raise adapter.broken_error(
-            f"stores rows that do not fit the matrix of its base, {v} × {base.shape[1]}",
+            f"stores rows that do not fit the matrix of its base ({v} × {base.shape[1]})",
             _CHECK_BASE,
         )
     return rows
@@ -637,7 +641,7 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     factors = sorted({"A", "B", "EA", "EB"} & place.keys())
     embedding = factors == ["EA", "EB"]
     if factors != ["A", "B"] and not embedding:
-        raise adapter.broken_error(f"lacks one of the two factors of {module} (lora_A, lora_B)")
+        raise adapter.broken_error(f"lacks one of the two factors of {module} (LoRA's A and B)")
     a = place[factors[0]]
     b = place[factors[1]]
     magnitude = place.get("magnitude")
@@ -645,7 +649,7 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     if (magnitude is not None) != bool(use):
         raise adapter.broken_error(
             f"has use_dora={bool(use)}, which contradicts the tensors that it stores for {module}",
-            f"correct use_dora in {CONFIG}, or save it again",
+            f"correct use_dora in {CONFIG}, or save the adapter again",
         )
     if magnitude is not None and embedding:
         raise adapter.unread_error(
@@ -655,16 +659,18 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     alpha = _setting(adapter, "lora_alpha", 8, "alpha_pattern", module)
     if type(alpha) not in (int, float) or not math.isfinite(alpha) or b.shape[1] != rank:
         raise adapter.broken_error(
-            f"has lora_alpha {alpha!r} and factors of ranks {rank} and {b.shape[1]} for {module}, "
-            "where a finite number and equal ranks are expected",
-            f"correct lora_alpha in {CONFIG}, or save it again" if b.shape[1] == rank else "",
+            f"has lora_alpha {json.dumps(alpha)} and factors of ranks {rank} and {b.shape[1]} for "
+            f"{module}, where a finite number and equal ranks are expected",
+            f"correct lora_alpha in {CONFIG}, or save the adapter again"
+            if b.shape[1] == rank
+            else "",
         )
     stated = _setting(adapter, "r", rank, "rank_pattern", module)
     if stated != rank:
         raise adapter.broken_error(
-            f"has factors of rank {rank} for {module}, where {CONFIG} says r={stated!r}, so that "
-            "PEFT cannot load it",
-            f"correct r (or rank_pattern) in {CONFIG}, or save it again",
+            f"has factors of rank {rank} for {module}, where {CONFIG} says r={json.dumps(stated)}, "
+            "so that PEFT cannot load the adapter",
+            f"correct r (or rank_pattern) in {CONFIG}, or save the adapter again",
         )
     divisor = math.sqrt(rank) if settings.get("use_rslora") else rank
     scaling = alpha / divisor
@@ -694,8 +700,8 @@ def _token_ids(adapter: Adapter, module: str, matrix: Matrix) -> tuple[int, ...]
     natural = isinstance(stated, list) and all(type(i) is int and i >= 0 for i in stated)
     if not natural or len(set(stated)) != len(stated) or len(stated) != matrix.shape[0]:
         raise adapter.broken_error(
-            f"does not say to which tokens the {matrix.shape[0]} rows for {module} belong "
-            "(trainable_token_indices)",
-            f"correct trainable_token_indices in {CONFIG}, or save it again",
+            f"stores {count(matrix.shape[0], 'row')} for {module}, but not a token id of its own "
+            "for each row (trainable_token_indices)",
+            f"correct trainable_token_indices in {CONFIG}, or save the adapter again",
         )
     return tuple(stated)

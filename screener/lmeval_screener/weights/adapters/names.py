@@ -35,9 +35,9 @@ _RENAMED = frozenset(TABLES["renamed"].split())
 #: Mistakes in saving: what an adapter's names have too much, or lack, and how that comes about.
 _SURPLUS = {
     PREFIX: "get_peft_model was called on a PEFT model",
-    "_orig_mod.": "it was saved from a compiled model",
-    "module.": "it was saved from a model inside DDP",
-    "_fsdp_wrapped_module.": "it was saved from a model inside FSDP",
+    "_orig_mod.": "the adapter was saved from a compiled model",
+    "module.": "the adapter was saved from a model inside DDP",
+    "_fsdp_wrapped_module.": "the adapter was saved from a model inside FSDP",
 }
 
 
@@ -119,19 +119,21 @@ class BaseModules:
         return inner in self._names
 
     def mistake(self, names: Iterable[str]) -> str:
-        """Explain why no module of the base fits the names of an adapter's tensors, and what to do.
+        """Return why no module of the base fits the names of an adapter's tensors, and what to do.
 
-        The text is empty if no known mistake in saving explains the names.
+        The text, for a message, is empty if no known mistake in saving explains the names.
         """
         modules = [module for module in map(module_of, names) if module]
         for surplus, how in _SURPLUS.items():
             if all(module.startswith(surplus) for module in modules):
-                return f"{how}: remove the surplus {surplus!r} from the names of its tensors"
+                return (
+                    f"{how}: remove the surplus {surplus!r} from the names of the adapter's tensors"
+                )
         for prefix in sorted(_CLASS_PREFIXES):
             if all(self.has(prefix + module) for module in modules):
                 return (
-                    "it was trained on a model loaded by AutoModel, which has no head: put "
-                    f"{prefix!r} before the names of its modules"
+                    "the adapter was trained on a model loaded by AutoModel, which has no head: "
+                    f"put {prefix!r} before the names of its modules"
                 )
         return ""
 

@@ -48,6 +48,7 @@ from lmeval_screener.weights.tensors import (
 )
 
 _LONGEST_KEY = 65_535  # the format's own limit
+_ELSEWHERE = "download the file again if it is damaged, or screen the model in safetensors"
 _PIECE = 2**20  # bytes of one request while the header is walked
 _BEGINNING = 4096  # bytes that hold a header's first pairs, which say what kind of file it is
 _FIRST = 64  # most pairs that are read of a header's beginning
@@ -139,8 +140,8 @@ class GgufModel:
         projection: The output projection.
         tokenizer: SHA-256 of the vocabulary, the same for all files of one tokenizer.
         pairs: What the header says about the vocabulary: ``model`` and ``pre``, names of the
-            tokenizer and of the pre-tokenizer; ``tokens``; and ``types``, a number for each token,
-            or None.
+            tokenizer and of the pre-tokenizer; ``tokens``, a list of texts; and ``types``, a list
+            with a number for each token, or None.
     """
 
     projection: OutputProjection
@@ -186,7 +187,7 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 
     Raises:
         ScreeningError: ``FileNotFound``: no model has that name, or a part of the model is missing.
-            ``SeveralFiles``: several models have that name.
+            ``SeveralFiles``: several models have that name, or, without a name, there are several.
 
     >>> choose_files(["a-Q4_0.gguf", "a-Q8_0.gguf"], "q8_0", "a")
     ('a-Q8_0.gguf',)
@@ -246,9 +247,9 @@ def _named(models: Mapping[str, Sequence[str]], choice: str) -> list[str]:
 async def models_among(snapshot: Snapshot) -> list[str]:
     """Return the GGUF files that may hold a model.
 
-    LoRA adapters and projectors of images or sound are left out, which their headers reveal.
-    Headers are read only if there are 2 to 16 candidates, counting the parts of one model once. If
-    no file would be left, all are returned.
+    LoRA adapters and projectors for images or sound, as their headers show, are left out. Headers
+    are read only if there are 2 to 16 candidates, counting the parts of one model once. If no file
+    would be left, all are returned.
     """
     files = sorted(path for path in snapshot.files if path.endswith(".gguf"))
     whole = {PART.sub(".gguf", path) for path in files}
@@ -444,7 +445,7 @@ class _Walk:
         name = await self._string()
         if len(name) > _LONGEST_KEY:
             raise self._bad(
-                f"the key {name!r} has {len(name)} characters, more than {_LONGEST_KEY}"
+                f"the key {name!r} has {len(name):,} characters, more than {_LONGEST_KEY:,}"
             )
         keep = _KEPT.fullmatch(name) is not None
         value = await self._value(await self._scalar("I"), keep=keep)
@@ -469,7 +470,8 @@ class _Walk:
             GGUF_TENSORS, self._size // 24
         ):
             raise self._bad(
-                f"it announces {count} pairs and {tensors} tensors, more than the file can hold"
+                f"it announces {count} pairs and {tensors} tensors, more than the file can "
+                "hold, or more than are read"
             )
         return tensors, count
 
@@ -479,9 +481,9 @@ class _Walk:
         if end <= have:
             return
         if end > self._size:
-            raise self._bad(f"it refers to byte {end}, beyond the file of {self._size} bytes")
+            raise self._bad(f"it refers to byte {end:,}, beyond the file of {self._size:,} bytes")
         if end > GGUF_HEADER:
-            raise self._bad(f"it is longer than {GGUF_HEADER} bytes")
+            raise self._bad(f"it is longer than {GGUF_HEADER:,} bytes", _ELSEWHERE)
         check_time()
         if self._at >= have:
             self._data.clear()
@@ -503,13 +505,15 @@ class _Walk:
         """Go on without the next bytes."""
         self._at += count
         if self._at > min(self._size, GGUF_HEADER):
-            raise self._bad(f"it refers to byte {self._at}, beyond the file or the largest header")
+            raise self._bad(
+                f"it refers to byte {self._at:,}, beyond the file or the largest header"
+            )
 
     def _count(self, elements: int) -> None:
         """Count an array's elements; ScreeningError above the budget."""
         self._elements += elements
         if self._elements > GGUF_ELEMENTS:
-            raise self._bad(f"its arrays hold more than {GGUF_ELEMENTS} values")
+            raise self._bad(f"its arrays hold more than {GGUF_ELEMENTS:,} values", _ELSEWHERE)
 
     async def _scalar(self, kind: str) -> Any:
         (value,) = struct.unpack("<" + kind, await self._take(struct.calcsize("<" + kind)))
@@ -537,7 +541,9 @@ class _Walk:
                 return self._pass(size)
             return np.frombuffer(await self._take(size), "<" + _SCALARS[inner]).tolist()
         if self._at + 8 * count > self._size:  # a string or an array takes at least its length
-            raise self._bad(f"an array of {count} values at byte {self._at} ends beyond the file")
+            raise self._bad(
+                f"an array of {count:,} values at byte {self._at:,} ends beyond the file"
+            )
         if inner == _STRING:
             return await self._strings(count, keep)
         return [await self._value(inner, keep=keep, depth=depth + 1) for _ in range(count)]
@@ -569,7 +575,7 @@ class _Walk:
     async def _tensor(self) -> tuple[str, str, tuple[int, ...], int]:
         name = await self._string()
         if len(name) > NAME:
-            raise self._bad(f"the name {name!r} has {len(name)} characters, more than {NAME}")
+            raise self._bad(f"the name {name!r} has {len(name):,} characters, more than {NAME:,}")
         dimensions = await self._scalar("I")
         if not 1 <= dimensions <= 4:
             raise self._bad(f"{name!r} has {dimensions} dimensions")
@@ -600,8 +606,8 @@ class _Walk:
                 raise self._bad(f"the tensor {name!r} occurs twice")
             if offset % alignment or end > self._size:
                 raise self._bad(
-                    f"{name!r} lies at bytes {start + offset} to {end}, not aligned to {alignment} "
-                    f"or beyond the file's {self._size} bytes"
+                    f"{name!r} lies at bytes {start + offset:,} to {end:,}, which is not aligned "
+                    f"to {alignment}, or is beyond the file's {self._size:,} bytes"
                 )
             tensors[name] = Tensor(name, dtype, shape, start + offset, end)
         at = start

@@ -56,15 +56,15 @@ def parse_length(start: bytes, file_size: int) -> int:
             or that length is above the limit.
     """
     if len(start) < 8 or file_size < 10:
-        raise _bad(f"the file is {file_size} bytes, too short for a safetensors file")
+        raise _bad(f"the file has only {file_size} bytes, too few for a safetensors file")
     (length,) = struct.unpack("<Q", start[:8])
     if length > HEADER.size:
         raise _bad(
-            f"its first 8 bytes announce a header of {length} bytes, more than {HEADER.size}"
+            f"its first 8 bytes announce a header of {length:,} bytes, more than {HEADER.size:,}"
         )
     if 8 + length > file_size:
         raise _bad(
-            f"its first 8 bytes announce a header of {length} bytes in a file of {file_size}"
+            f"its first 8 bytes announce a header of {length:,} bytes in a file of {file_size:,}"
         )
     return int(length)
 
@@ -111,7 +111,7 @@ def parse_header(body: bytes, file_size: int) -> Header:
             raise _bad(f"tensor {tensor.name!r} {word} (begins at {tensor.begin}, expected {at})")
         at = tensor.end
     if at != file_size:
-        raise _bad(f"its tensors end at byte {at}, but the file has {file_size} bytes")
+        raise _bad(f"its tensors end at byte {at:,}, but the file has {file_size:,} bytes")
     return Header(tensors, _slices(metadata), writer=writer if isinstance(writer, str) else "")
 
 

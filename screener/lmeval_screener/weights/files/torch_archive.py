@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from lmeval_dispersion.report.declared import some
 from lmeval_screener.budgets import (
     DIMENSIONS,
     NAME,
@@ -32,6 +33,8 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.files.zip_archive import broken, content, entries_of, least_start
 from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile
 
+#: What to do about a pickle that asks for more than any real one.
+_TOO_LARGE = "save the weights in safetensors, with save_pretrained"
 #: torch's names of element types -> those of safetensors.
 DTYPES = {
     "DoubleStorage": "F64",
@@ -74,7 +77,7 @@ async def read_header(file: WeightFile) -> Header:
     pickles = [name for name in entries if name.endswith("data.pkl")]
     if len(pickles) != 1 or pickles[0].count("/") != 1:
         raise broken(
-            f"expected one file data.pkl, got {len(pickles)}, as in a TorchScript model",
+            f"expected one file NAME/data.pkl, got {some(pickles, 3) or 'none'}",
             "save the model again with save_pretrained",
         )
     root = pickles[0].removesuffix("data.pkl")
@@ -198,7 +201,7 @@ class _Steps(dict[int, Any]):
     def __getitem__(self, code: int) -> Any:
         self.left -= 1
         if self.left < 0:
-            raise broken(f"its pickle takes more than {PICKLE_STEPS} steps")
+            raise broken(f"its pickle takes more than {PICKLE_STEPS:,} operations", _TOO_LARGE)
         if self.left % 4096 == 0:
             check_time()
         return super().__getitem__(code)
@@ -244,7 +247,7 @@ class _Unpickler(pickle._Unpickler):  # Python's own, written in Python: its ste
                 len(values) if isinstance(values, tuple | list | dict | str | bytes) else 1
             )
         if self._copied > PICKLE_COPIED:
-            raise broken(f"its pickle copies more than {PICKLE_COPIED} values")
+            raise broken(f"its pickle copies more than {PICKLE_COPIED:,} values", _TOO_LARGE)
         self.stack[-1] = self.stack[-1](*arguments)
 
     def load_build(self) -> None:
@@ -313,7 +316,8 @@ def _placed(
     size = DTYPE_BITS[storage.dtype] // 8
     if storage.elements is not None and storage.elements * size != entry.file_size:
         raise broken(
-            f"the storage of {name!r} does not have the size of {storage.elements} elements, as stated"
+            f"the storage of {name!r} has {entry.file_size:,} bytes, where its "
+            f"{storage.elements:,} elements need {storage.elements * size:,}"
         )
     last = tensor.offset + sum(
         (n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True)

@@ -130,7 +130,7 @@ async def _start(file: WeightFile, offset: int, name: str) -> int:
 def least_start(offset: int, name: str) -> int:
     """Return the first byte at which an entry's content can begin.
 
-    It begins there if the entry's local header holds nothing but the name, and later otherwise.
+    If the entry's local header holds more than the name, the content begins later.
 
     Args:
         offset: Position of the local header in the file, in bytes.
@@ -157,17 +157,18 @@ async def content(
     entry = entries[name]
     if entry.file_size > most:
         raise broken(
-            f"the entry {name!r} has {entry.file_size} bytes, more than the {most} allowed"
+            f"the entry {name!r} has {entry.file_size:,} bytes, more than the {most:,} allowed",
+            "save the weights in safetensors, with save_pretrained",
         )
     start = await _start(file, entry.header_offset, name)
     return await file.read(start, start + entry.file_size)
 
 
 def broken(reason: str, step: str = "") -> DamagedError:
-    """Return the error for a broken archive.
+    """Return the error for an archive that cannot be read.
 
     Args:
-        reason: What is wrong with the archive, as a clause.
+        reason: Why it cannot be read, as a clause.
         step: What to do about it, as an imperative; empty if the file seems to be damaged.
     """
     return DamagedError("the archive", reason, "BadArchive", step)
