@@ -48,11 +48,12 @@ class Line:
     """A logged document under one filter.
 
     Attributes:
-        place: File and line of the document, with which messages begin.
+        place: File of the document, and its line or its number in the file. Messages begin with it.
         doc_id: Index of the document in its task.
-        content: The logged object.
+        content: The logged JSON object; for a log of Inspect, the same keys.
         filter: Name of the filter, or of Inspect's scorer; None in samples of lm-eval before 0.4.7.
-        metrics: Name -> value of each metric, as logged; without those of lmeval-dispersion.
+        metrics: Name -> value of each metric, as logged. Names that begin with ``dispersion`` are
+            left out.
         digest: Hash of the line; equal lines have equal hashes. 0 in a log of Inspect.
     """
 
@@ -67,7 +68,8 @@ class Line:
 def kind_of(file: Path) -> str:
     """Return what a file holds: ``samples``, ``results``, or ``inspect`` for a log of Inspect.
 
-    For any other file, and for one that cannot be read, the result is an empty text.
+    The name decides for ``samples_…`` and ``.eval``, the first bytes for other names. The result is
+    an empty text for any other kind of file, and if the first bytes cannot be read.
     """
     if not file.name.endswith((*SUFFIXES, inspect.SUFFIX)):
         return ""
@@ -96,10 +98,13 @@ def whole_text(file: Path) -> str:
         with _opened(file) as stream:
             content = stream.read(_LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise HarnessError(f"{file} cannot be read ({_reason(error)}); copy it again") from None
+        raise HarnessError(
+            f"{file} cannot be read ({_reason(error)}); check its permissions, or copy it again"
+        ) from None
     if len(content) > _LARGEST:
         raise HarnessError(
-            f"{file}: expected at most {_LARGEST:,} bytes, got more; evaluate fewer documents (limit)"
+            f"{file}: expected at most {_LARGEST:,} bytes, got more; evaluate fewer documents "
+            "(`lm_eval --limit`)"
         )
     try:
         return content.decode("utf-8-sig")
@@ -143,20 +148,20 @@ def number_of(value: object) -> float:
 
 
 def writable(text: str) -> str:
-    """Return ``text`` with a question mark for each lone surrogate, which UTF-8 cannot encode."""
+    """Return ``text`` with ``?`` in place of each lone surrogate, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def read_lines(file: Path, text: str | None = None) -> Iterator[Line]:
-    """Yield the logged documents of a file of samples; at least one.
+    """Yield the logged documents of a file of samples or a log of Inspect; at least one.
 
     Args:
-        file: The file, with which messages begin.
-        text: Content of the file; None to read it.
+        file: The file; messages begin with its path.
+        text: Content of the file; None to read the file.
 
     Raises:
-        HarnessError: The file is empty, cut off, not UTF-8 or not lm-eval's. The message names the
-            line, if one is to blame.
+        HarnessError: The file cannot be read, is too large, empty, cut off, not UTF-8, or was not
+            written by lm-eval or Inspect. The message names the line, if one is to blame.
         MissingExtraError: The file is a log of Inspect, and inspect_ai is not installed.
     """
     if text is None and kind_of(file) == "inspect":
@@ -173,7 +178,8 @@ def read_lines(file: Path, text: str | None = None) -> Iterator[Line]:
         count += 1
         if count > _MOST_LINES:
             raise HarnessError(
-                f"{file}: expected at most {_MOST_LINES:,} lines, got more; evaluate fewer documents (limit)"
+                f"{file}: expected at most {_MOST_LINES:,} lines, got more; evaluate fewer "
+                "documents (`lm_eval --limit`)"
             )
         place = f"{file}: line {number}"
         yield _line(json_object(line, place), place, hash(line))
@@ -214,8 +220,8 @@ def _array(text: str, file: Path) -> Iterator[Line]:
 def _line(content: Mapping[str, Any], place: str, digest: int) -> Line:
     if "doc_id" not in content:
         raise HarnessError(
-            f"{place}: expected a document that lm-eval logged, got one without 'doc_id'; name a "
-            "file of samples"
+            f"{place}: expected a document that lm-eval logged, got an object without `doc_id`; "
+            "name a file samples_TASK_DATE.jsonl that lm-eval wrote"
         )
     doc_id = content["doc_id"]
     if isinstance(doc_id, str) and doc_id.isascii() and doc_id.isdigit() and len(doc_id) < 16:
@@ -268,14 +274,15 @@ def _text_lines(file: Path) -> Iterator[str]:
                 if len(line) > _LONGEST_LINE:
                     raise HarnessError(
                         f"{file}: line {number}: expected at most {_LONGEST_LINE:,} bytes, got more; "
-                        "leave this document out (samples)"
+                        "leave this document out (`lm_eval --samples`)"
                     )
                 yield line.decode("utf-8")
     except UnicodeDecodeError:
         raise _not_utf8(file, number) from None
     except (OSError, EOFError, zlib.error) as error:
         raise HarnessError(
-            f"{file}: line {number + 1} cannot be read ({_reason(error)}); copy it again"
+            f"{file}: line {number + 1} cannot be read ({_reason(error)}); check the file's "
+            "permissions, or copy it again"
         ) from None
 
 

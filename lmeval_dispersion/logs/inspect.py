@@ -38,9 +38,9 @@ class Judgement:
         sample: Inspect's id of the sample.
         number: Index of the sample in the data set.
         scorer: Name of the scorer.
-        content: The sample as lm-eval logs a document: ``doc``, ``target``, ``arguments`` and so
-            on.
-        metrics: Name -> score; a score that the scorer did not give is missing.
+        content: The sample as lm-eval logs a document: ``doc``, ``target``, ``arguments``,
+            ``resps`` and ``filtered_resps``.
+        metrics: Name -> score over the epochs; a score that the scorer did not give is missing.
     """
 
     sample: str
@@ -56,15 +56,15 @@ def is_inspect_log(file: Path, head: bytes) -> bool:
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """Read the header of a log of Inspect, in the form of lm-eval's results.
+    """Read the header of a log of Inspect, and return it in the form of lm-eval's results.
 
-    The result has the model, the version of the task, the number of samples and the limit, but no
-    scores. Its entry ``inspect`` has what lm-eval's results lack: the task, the status, the date,
-    and notes on samples that ended in an error.
+    The result has the model and its revision, the version of the task, the number of samples, the
+    limit and the date, but no scores. Its entry ``inspect`` has the task, the status, the date as
+    Inspect writes it, and a list of notes, which is empty unless samples ended in an error.
 
     Raises:
         MissingExtraError: inspect_ai is not installed.
-        HarnessError: inspect_ai cannot read the log.
+        HarnessError: The log is too large, or inspect_ai cannot read it.
     """
     log = _read(file, header_only=True)
     spec = log.eval
@@ -75,8 +75,9 @@ def read_header(file: Path) -> dict[str, Any]:
     results = log.results
     if results is not None and results.completed_samples < results.total_samples:
         missing = results.total_samples - results.completed_samples
+        verb = "is" if missing == 1 else "are"
         notes.append(
-            f"{missing} of {results.total_samples} samples ended in an error and are left out"
+            f"{missing} of {results.total_samples} samples ended in an error and {verb} left out"
         )
     samples = spec.dataset.sample_ids
     return {
@@ -104,12 +105,14 @@ def read_header(file: Path) -> dict[str, Any]:
 def finished(headers: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
     """Return the headers of the finished evaluations, by file.
 
+    An unfinished evaluation is left out if the same model finished the same task in another log.
+
     Args:
         headers: File -> header, from :func:`read_header`.
 
     Raises:
-        HarnessError: An evaluation was cancelled, failed or is still running, and no other log has
-            the same task finished by the same model.
+        HarnessError: An evaluation was cancelled, failed or is still running, and the same model
+            finished the same task in no other log.
     """
     done = {}
     retried = set()
@@ -129,18 +132,20 @@ def finished(headers: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any
 
 
 def read_judgements(file: Path) -> Iterator[Judgement]:
-    """Yield the scores of each sample, in the order of the data set, one scorer after the other.
+    """Yield the scores of each sample by each scorer, in the order of the data set.
 
     Samples that ended in an error are left out.
 
     Raises:
         MissingExtraError: inspect_ai is not installed.
-        HarnessError: The log cannot be read, or has no samples or no scores.
+        HarnessError: The log cannot be read, is too large, or has no samples or no scores.
     """
     log = _read(file, header_only=False)
     samples = _by_id(log)
     if not samples:
-        raise HarnessError(f"{file} has no samples; run the evaluation again with log_samples")
+        raise HarnessError(
+            f"{file} has no samples; run the evaluation again without `--no-log-samples`"
+        )
     scores = _scores(log, samples)
     if not scores:
         raise HarnessError(f"{file} has no scores; run: inspect score {shlex.quote(str(file))}")
@@ -181,11 +186,13 @@ def _check_size(file: Path) -> None:
             with zipfile.ZipFile(file) as parts:
                 sizes = [part.file_size for part in parts.infolist()]
         except (OSError, zipfile.BadZipFile) as error:
-            raise HarnessError(f"{file} cannot be read ({error}); copy it again") from None
+            raise HarnessError(
+                f"{file} cannot be read ({error}); check its permissions, or copy it again"
+            ) from None
     if len(sizes) > _MOST_PARTS:
         raise HarnessError(
             f"{file}: expected at most {_MOST_PARTS:,} files in the log, got {len(sizes):,}; "
-            "evaluate fewer samples (limit)"
+            "evaluate fewer samples (`inspect eval --limit`)"
         )
     largest = max(sizes, default=0)
     if largest <= _LARGEST:
@@ -193,11 +200,11 @@ def _check_size(file: Path) -> None:
     if file.name.endswith(SUFFIX):
         raise HarnessError(
             f"{file}: expected files of at most {_LARGEST:,} unpacked bytes in the log, got one of "
-            f"{largest:,}; evaluate fewer samples (limit)"
+            f"{largest:,}; evaluate fewer samples (`inspect eval --limit`)"
         )
     raise HarnessError(
-        f"{file}: expected at most {_LARGEST:,} bytes of JSON, got {largest:,}; convert the log: "
-        "`inspect log convert --to eval`"
+        f"{file}: expected at most {_LARGEST:,} bytes of JSON, got {largest:,}; run: "
+        f"`inspect log convert {shlex.quote(str(file))} --to eval --output-dir converted`"
     )
 
 

@@ -65,14 +65,16 @@ class NamedMetrics:
                 judge = after.strip()
             if not judge or task == "":
                 raise UsageError(
-                    f"expected [TASK=][FILTER/]METRIC, several separated by commas, got {text!r}",
+                    "expected [TASK=][FILTER/]METRIC, several separated by commas, such as "
+                    f"acc,gsm8k=strict-match/exact_match, got {text!r}",
                     argument="metric",
                 )
             known = own.setdefault(task, judge)
             if known != judge:
+                tasks = task or "all tasks"
+                step = "leave out one of them" if task else "name one for a task by TASK=METRIC"
                 raise UsageError(
-                    f"expected one metric for {task or 'all tasks'}, got {known} and {judge}; "
-                    "write TASK=METRIC to name one for a single task",
+                    f"expected one metric for {tasks}, got {known} and {judge}; {step}",
                     argument="metric",
                 )
         default = own.pop(None, None)
@@ -81,8 +83,8 @@ class NamedMetrics:
     def judge(self, *names: str) -> str | None:
         """Return the ``[FILTER/]METRIC`` that scores a task; None if none is named for it.
 
-        ``names`` are the task's and its groups': the first of them with a metric of its own
-        decides. If no name has one, the default is returned, which may be None.
+        ``names`` are the names of the task and of its groups. The first of them in ``own`` decides;
+        if none is there, ``default`` is returned, which may be None.
         """
         for name in names:
             if name in self.own:
@@ -90,7 +92,7 @@ class NamedMetrics:
         return self.default
 
     def has_own(self, *names: str) -> bool:
-        """Whether a metric is named for one of these tasks or groups."""
+        """Whether ``own`` names a metric for one of the tasks or groups in ``names``."""
         return any(name in self.own for name in names)
 
     def check(self, names: Sequence[str]) -> None:
@@ -127,7 +129,7 @@ def check_judge(
         metrics: Names of the task's metrics.
 
     Raises:
-        HarnessError: The task does not have them.
+        HarnessError: The task lacks the filter or the metric.
     """
     chosen, metric = split_judge(named)
     metrics = list(metrics)
@@ -143,13 +145,14 @@ def _no_judge(
     names = list(metrics)
     if len(filters) > 1:
         names = [f"{name}/{metric}" for name in filters for metric in metrics]
-    return HarnessError(
-        f"expected a metric of {task}, got {named!r}; name one of {', '.join(names)}"
-    )
+    choice = listed_names(names) if len(names) == 1 else f"one of {', '.join(names)}"
+    return HarnessError(f"expected a metric of {task}, got {named!r}; name {choice}")
 
 
 def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
-    """Return name and value of the metric that scores a document; None and NaN if there is none.
+    """Return the name and the value of the metric that scores a document.
+
+    They are None and NaN if the document lacks the metric, or has no number for it.
 
     Args:
         metrics: Name -> logged value of each metric of the document.
@@ -174,11 +177,10 @@ def numeric_metrics(documents: Iterable[Mapping[str, Any]]) -> Numeric:
 
 
 def filter_with(filters: Mapping[str, Numeric], judge: str | None) -> str | None:
-    """Return the name of the first filter that has the named metric; None if there is none.
+    """Return the name of the first filter that has the named metric; None if no filter has it.
 
     Args:
-        filters: Filter -> its metrics, each with whether any document has a number for it (which
-            does not matter here).
+        filters: Filter -> its metrics, as keys; the values are not used.
         judge: ``METRIC``, or ``FILTER/METRIC`` to look at that filter only; None for the first
             filter.
     """
@@ -194,12 +196,14 @@ def chosen_metric(
 ) -> tuple[str, str | None]:
     """Return the filter and the metric that score a task.
 
-    The metric is None if none is named, and no document has a number for a metric in `JUDGES`.
+    The metric is None if ``judge`` names none, and the documents have no number for any metric in
+    `JUDGES`.
 
     Args:
         task: Name of the task, for messages.
-        filters: Filter -> its metrics, each with whether any document has a number for it.
-        judge: ``[FILTER/]METRIC``; None for the first metric in `JUDGES` that the first filter has.
+        filters: Filter -> metric -> whether any document has a number for the metric.
+        judge: ``[FILTER/]METRIC``; None for the first filter, and the first metric in `JUDGES` for
+            which its documents have a number.
 
     Raises:
         HarnessError: The task lacks the named filter or metric, or no document has a number for the
@@ -214,7 +218,7 @@ def chosen_metric(
     if named is None:
         return chosen, _first_known(numeric)
     if not numeric[named]:
-        step = unscored(numeric)
+        step = "evaluate the model on a task with a metric that does"
         numbers = [name for name in numeric if numeric[name]]
         if numbers:
             step = f"name a metric that does: {listed_names(numbers)}"
@@ -235,16 +239,14 @@ def results_metric(
 ) -> str | None:
     """Return the key of a task's score in lm-eval's results, such as ``acc,none``.
 
-    The result is None if no key fits.
-
-    Filter and metric are chosen as for samples: the task's first filter, and the first metric in
-    `JUDGES` that it has.
+    The result is None if no key fits ``judge``.
 
     Args:
         results: Content of the results file.
         task: Name of the task.
         keys: The keys to choose from, ``METRIC,FILTER``; in old results ``METRIC``.
-        judge: ``[FILTER/]METRIC``; None for the first filter and its first known metric.
+        judge: ``[FILTER/]METRIC``; None for the task's first filter, and the first metric in
+            `JUDGES` that this filter has.
     """
     filters: dict[str, dict[str, bool]] = {}
     if config_of(results, task).get("filter_list"):
@@ -263,9 +265,10 @@ def results_metric(
 
 
 def unscored(numeric: Numeric) -> str:
-    """Return why documents have no score if no metric is named, and which metrics they have.
+    """Return a clause that says why a task's documents have no score, for a run's notes.
 
-    ``numeric`` says for each metric whether any document has a number for it.
+    ``numeric`` says for each metric whether any document has a number for it. The clause lists
+    these metrics, and names ``--metric`` if it can choose one of them.
     """
     numbers = [name for name in numeric if numeric[name]]
     if numbers:
@@ -274,9 +277,9 @@ def unscored(numeric: Numeric) -> str:
             f"of their metrics by `--metric`: {listed_names(numbers)}"
         )
     if not numeric:
-        return "no metric is logged, so the documents have no label"
+        return "no metric is logged, so the documents have no score"
     verb = "is" if len(numeric) == 1 else "are"
     return (
-        f"no metric judges single documents, so they have no label: {listed_names(list(numeric))} "
-        f"{verb} logged as pairs or lists"
+        f"no metric scores single documents: {listed_names(list(numeric))} {verb} logged as pairs "
+        "or lists"
     )

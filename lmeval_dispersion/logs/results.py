@@ -44,13 +44,18 @@ def read_results(file: Path) -> Results:
     """
     content = json_object(whole_text(file), str(file))
     if not isinstance(content.get("results"), dict):
-        raise HarnessError(f"{file} has no `results`; name a file results_DATE.json of lm-eval")
+        raise HarnessError(
+            f"{file} has no `results`; name a file results_DATE.json that lm-eval wrote"
+        )
     checked(_Layout, content, file, "copy it again, or run lm-eval again", HarnessError)
     return content
 
 
 def section(results: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the object under a key; empty if the key is missing or holds something else."""
+    """Return the JSON object under a key of lm-eval's results.
+
+    The result is empty if the key is missing, or its value is not an object.
+    """
     part = results.get(key)
     return part if isinstance(part, dict) else {}
 
@@ -61,7 +66,7 @@ def config_of(results: Mapping[str, Any], task: str) -> Mapping[str, Any]:
 
 
 def filter_names(results: Mapping[str, Any], task: str) -> list[str]:
-    """Return the names of a task's filters, in lm-eval's order; empty if the results name none."""
+    """Return the names of a task's filters, in lm-eval's order; empty if no filter is named."""
     names = []
     for entry in config_of(results, task).get("filter_list") or ():
         if isinstance(entry, dict) and "name" in entry:
@@ -73,7 +78,7 @@ def filter_names(results: Mapping[str, Any], task: str) -> list[str]:
 
 
 def model_arguments(results: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return lm-eval's arguments for the model, such as ``pretrained``; empty if unknown."""
+    """Return the ``model_args`` of an evaluation, as a mapping; empty if they are not recorded."""
     arguments = section(results, "config").get("model_args")
     if isinstance(arguments, str):
         return key_values(arguments, check=False)

@@ -29,12 +29,12 @@ class LoggedRun:
     """The evaluation of one model: its results, and the file of samples of each task.
 
     Attributes:
-        file: The results file or log of Inspect; without results, the folder or file that was
-            named.
+        file: The results file or log of Inspect; without results, a file of samples, or the folder
+            in which the run was looked for.
         results: Content of the results file, or the header of the log; empty without results.
         samples: Task -> file of its samples.
-        apart: Task -> content of the task's own results file, for tasks that were evaluated earlier
-            than those of ``results``.
+        apart: Task -> content of the results file of an earlier evaluation, for tasks that are not
+            in ``results``; empty without such a file.
     """
 
     file: Path
@@ -65,7 +65,10 @@ class LoggedRun:
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file or folder holds results or samples of lm-eval, or logs of Inspect."""
+    """Whether a path holds samples of lm-eval or a log of Inspect, or is a results file.
+
+    A folder with results alone does not count.
+    """
     if path.is_file():
         return bool(kind_of(path))
     return path.is_dir() and bool(_sample_files(path))
@@ -77,8 +80,9 @@ def find_run(place: str | Path) -> LoggedRun:
     Tasks that one model answered at different times are one run.
 
     Raises:
-        HarnessError: There is no run, or the folder holds several runs of one task, or runs of
-            several models.
+        HarnessError: There are no samples, the folder holds several runs of one task or runs of
+            several models, or a file cannot be read.
+        MissingExtraError: The run is a log of Inspect, and inspect_ai is not installed.
     """
     path = Path(place).expanduser()
     if not path.exists():
@@ -108,8 +112,13 @@ def find_run(place: str | Path) -> LoggedRun:
 def find_runs(path: Path) -> list[LoggedRun]:
     """Return all runs with samples in a folder.
 
-    For a results or samples file, the list has the run to which the file belongs. It is empty if
-    there is no run.
+    For a results file, a file of samples or a log of Inspect, the list holds only the run to which
+    the file belongs. The list is empty if there are no samples.
+
+    Raises:
+        HarnessError: A results file or a log of Inspect cannot be read, or the log is of an
+            evaluation that did not finish.
+        MissingExtraError: There is a log of Inspect, and inspect_ai is not installed.
     """
     if not path.is_file():
         return _runs_of(_sample_files(path), path)

@@ -24,9 +24,9 @@ class Which:
         domain: Token set by which checkpoints are screened. Default: the tasks' answers.
         base: Checkpoint that the others were trained from; it does not race.
         all: Race every checkpoint, without screening first.
-        by: Order of the race: "rows" takes the screen's ranking, "block" the scores of all
-            checkpoints on the same few questions. Default: rows; block if the screen finds equal
-            rows, with --all, or with a budget.
+        by: Order of the race: "rows" takes the screen's ranking by the rows of the output
+            projection, "block" the scores of all checkpoints on the same few questions. Default:
+            rows; block if the screen finds equal rows, with --all, or with a budget.
         audit_sample: Number of checkpoints in each group that race although they are not on the
             screen's short list, drawn at random.
     """
@@ -47,7 +47,7 @@ class How:
         error: Largest acceptable probability that the best checkpoint is dropped for one that is
             worse by more than the margin.
         margin: Smallest difference in score that counts.
-        top: Number of best checkpoints that are wanted.
+        top: Number of best checkpoints to find.
         budget: Number of questions for all checkpoints together, or a share of all questions to all
             of them, such as 10%; the same command without a budget goes on until the best is
             proven. Default: as many as a proof needs.
@@ -81,7 +81,7 @@ class Racing(Asking, How, Which):
         checkpoints: Checkpoints as for `dispersion screen`, or the folder of a short list that
             --emit wrote.
 
-            Or the result of :func:`screen`.
+            In Python, also the result of :func:`screen`.
         demo: Race the bundled models by their recorded answers; no model is loaded.
         quiet: Show no progress.
     """

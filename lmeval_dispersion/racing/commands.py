@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replay",
         nargs="+",
         metavar="RESULTS",
-        help="race finished evaluations: results of `lm_eval --log_samples` or stores, one for each model, "
-        "or a race's folder; if CHECKPOINT is a folder that --emit wrote, only those on its "
-        "short list race (default: none)",
+        help="race finished evaluations: for each model, the results of `lm_eval --log_samples` "
+        "or a store; or the folder of one race. If CHECKPOINT is a folder that `dispersion screen "
+        "--emit` wrote, only the models on its short list are raced (default: none)",
     )
     recorded.add_argument(
         "--demo",
@@ -145,8 +145,8 @@ def _replayed(args: argparse.Namespace, rule: dict[str, Any]) -> Replay:
         listed = [name for name in names if name in answers]
         if not listed:
             raise UsageError(
-                "expected finite answers of at least one checkpoint on the short list, got none; "
-                "evaluate the checkpoints again with model_args dtype=float32"
+                "expected a checkpoint on the short list whose log-probabilities are all finite, "
+                "got none; evaluate the checkpoints again with model_args dtype=float32"
             )
     by = args.by or ("rows" if listed else "block")
     is_sorted = len(args.replay) > 1 and args.replay == sorted(args.replay)

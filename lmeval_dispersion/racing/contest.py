@@ -95,8 +95,7 @@ class Shown(NamedTuple):
         labels: Labels of the best checkpoints, as in :attr:`Contest.named`.
         margin: No other checkpoint is better than the last one in ``labels`` by more than this
             difference in score; None if nothing can be shown yet.
-        error: Upper bound on the probability that a margin shown at any moment of the race is too
-            small.
+        error: Upper bound on the probability that any margin shown during the race is too small.
     """
 
     labels: list[str]
@@ -124,7 +123,8 @@ class Contest:
     """The answers given so far, and the checkpoints that are still in the race.
 
     Checkpoints take turns: each is asked, batch by batch, until it is dropped or was asked
-    everything. Shared questions come before the turns. Side by side, there are no turns.
+    everything. Shared questions come before the turns. Checkpoints that race at the same time
+    (``side_by_side``) have no turns, and share the order of all questions.
 
     Args:
         questions: Number of questions in all, N; no checkpoint is asked more.
@@ -148,16 +148,16 @@ class Contest:
         weights: Weight of each question in the mean score; None if all are equal. Shape (N,).
         shared: Label -> number of shared questions of this checkpoint, where it is not ``sharing``.
         may_stop: Whether answers to shared questions may have stopped the training run that makes
-            the checkpoints. Which checkpoints exist then depends on these answers, so bets on them
-            do not count.
+            the checkpoints. Which checkpoints exist then depends on these answers, so bets on the
+            answers do not count.
 
     Attributes:
         answered: Label -> scores of the answers so far, in the order in which this checkpoint is
             asked.
         standing: Label -> the checkpoint's state in the race, one of :data:`Standing`.
         levels: Label -> the mean score that this checkpoint had to reach in its last comparison.
-        against: Label -> labels of the checkpoints that had been asked everything when its turn
-            began. The keys are in the order of the turns.
+        against: Label -> labels of the checkpoints that had been asked everything when this
+            checkpoint's turn began. The keys are in the order of the turns.
     """
 
     questions: int
@@ -191,8 +191,8 @@ class Contest:
         """Return the order in which a checkpoint is asked the questions.
 
         The order is an array of indices, shape (N,), int64. The questions that the checkpoint
-        shares with others come first. If questions have weights, each next one is drawn from those
-        left with a chance proportional to its weight.
+        shares with others come first. If questions have weights, each question is drawn from the
+        remaining ones with a chance proportional to its weight.
         """
         count = self.questions if self.side_by_side else self.sharing_of(label)
         digest = hashlib.sha256(label.encode()).digest()
@@ -224,10 +224,10 @@ class Contest:
     def share(self, phase: Phase, labels: Sequence[str]) -> list[str]:
         """Begin a phase of shared questions, and return the labels of the checkpoints to ask.
 
-        Each of these is to be asked until it has ``phase.questions`` answers. They are the best of
-        ``labels`` by the answers in the phase before; the first phase takes all. Checkpoints that
-        failed, or whose turn has begun, are not asked; the reference is asked in the first phase
-        only.
+        Each of these checkpoints is to be asked until it has ``phase.questions`` answers. They are
+        the best of ``labels`` by their first ``phase.after`` answers; the first phase takes all.
+        Checkpoints that failed, or whose turn has begun, are not asked; the reference is asked in
+        the first phase only.
         """
         sound = [label for label in labels if self.standing.get(label) != "failed"]
         chosen = self._best_after(phase, sound) if phase.after else sound
@@ -279,10 +279,10 @@ class Contest:
         """Return the labels of the checkpoints that have a turn, in the order of their turns.
 
         Checkpoints whose turn has begun come first, then the reference, then all others. If there
-        are shared questions, these others are ordered by the number of shared questions that they
-        were asked, then by the mean probability of the right answer (or the mean score, where
-        probabilities are unknown); those that were asked none come last. A checkpoint has no turn
-        if it failed, or if it has no answer to its shared questions yet.
+        are shared questions, the others are ordered by their number of shared questions, the most
+        first, then by the mean probability of the right answer (or the mean score, where
+        probabilities are unknown); checkpoints without answers come last. A checkpoint has no turn
+        if it failed, was left out, or has shared questions but no answer yet.
 
         Args:
             labels: Labels of all checkpoints in the race, in the order of the list.
@@ -334,7 +334,7 @@ class Contest:
     def begin(self, label: str) -> None:
         """Begin a checkpoint's turn, and fix the checkpoints that it is compared with.
 
-        It is compared with those that have been asked everything by now. A second call changes
+        These are the checkpoints that have been asked everything by now. A second call changes
         nothing.
         """
         if label in self.against:
@@ -654,13 +654,15 @@ def phases(
         checkpoints: Number of checkpoints, without the reference.
         questions: Number of questions in all.
         budget: The most questions that may be asked, summed over the checkpoints and the reference.
-        top: Number of best checkpoints wanted; the last phase asks one more than these.
+        top: Number of best checkpoints wanted; every phase asks at least one more than these, if
+            there are so many.
         kept: Whether all checkpoints stay loaded from phase to phase.
         reference: Whether a reference (see :class:`Contest`) is asked too. It is asked in the first
             phase only.
 
     Raises:
-        UsageError: The budget is less than one question for each checkpoint and the reference.
+        UsageError: The budget is less than one question for each checkpoint and the reference, or
+            there is no checkpoint.
     """
     first = checkpoints + reference
     if checkpoints < 1 or budget < first:
@@ -731,12 +733,12 @@ def run(
     Args:
         contest: The race so far.
         label: Label of the checkpoint.
-        ask: Called with ``begin`` and ``end``; returns the answers to the questions from ``begin``
-            up to, not including, ``end`` in the checkpoint's order.
+        ask: Called with ``begin`` and ``end``; returns the scores of the answers to the questions
+            from ``begin`` up to, not including, ``end`` in the checkpoint's order.
         batch: Number of questions asked at once. It changes only how often the race checks whether
             the checkpoint is dropped.
-        known: Answers from an earlier run, from the checkpoint's first question on. They are used
-            before anything is asked.
+        known: Scores of the answers from an earlier run, from the checkpoint's first question on.
+            They are used before anything is asked.
     """
     begin = len(contest.answered.get(label, NOTHING).score)
     more = known.at(np.arange(begin, max(begin, len(known.score))))

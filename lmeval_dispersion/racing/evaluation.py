@@ -131,8 +131,9 @@ class Evaluation:
     A *unit* is a task, or a group of tasks for which lm-eval gives one figure. Each task of a tag,
     or of a group without a figure, is a unit of its own. A checkpoint's score is the mean over the
     units, where a group's score is computed as lm-eval does. With ``weigh`` ``questions`` the score
-    is the mean over the questions instead. With a limit, equally many questions are drawn from each
-    unit, as many as the limit in all.
+    is the mean over the questions instead. With a limit, that many questions are drawn in all:
+    equally many from each unit (as far as it has them), or, with ``weigh`` ``questions``, from all
+    tasks together.
 
     Attributes:
         asking: The options that say what is asked, and how.
@@ -144,9 +145,10 @@ class Evaluation:
         weights: Weight of each question in a checkpoint's score, with a mean of 1; None if all are
             equal. Shape (N,).
         units: Name of a unit -> indices of its questions, ascending; the units in the order named.
-        groups: Name of a group that is a unit -> its tasks, and whether they are weighted by size.
-        weighing: ``units`` if equal weights of the units change the questions or the score; None
-            otherwise.
+        groups: Name of a group that is a unit -> a dictionary with the group's tasks, and whether
+            they are weighted by size.
+        weighing: ``units`` if the equal weight of the units changes which questions are drawn, or
+            the score; None otherwise.
         places: Task -> indices of its questions, ascending.
         own_rules: Names of the multiple-choice tasks that score answers by a function of their own.
         judges: Task -> the filter and the metric that score it, for the tasks asked so far.
@@ -160,8 +162,9 @@ class Evaluation:
         models: Keeps the loaded model, which adapters of one base share.
 
     Raises:
-        UsageError: lm-eval does not know a task, a task has no metric to race by, or the limit
-            leaves a unit without questions.
+        UsageError: lm-eval does not know a task, a task has no metric with scores from 0 to 1 of
+            which higher ones are better, or the limit leaves a unit without questions.
+        HarnessError: A task lacks the filter or metric that is named for it.
     """
 
     def __init__(self, asking: Asking) -> None:
@@ -271,11 +274,11 @@ class Evaluation:
         return means
 
     def figures(self, scores: NDArray[np.float64]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return ``results`` and ``n-samples`` of a results file, for the questions asked.
+        """Return the sections ``results`` and ``n-samples`` of a results file.
 
-        A task without a score is left out. A group has a score, without a standard error, if one
-        metric scores all its tasks. ``scores`` is the score of each question, NaN where there is
-        none. Shape (N,).
+        A task without a score is left out. A group that is a unit has a score, without a standard
+        error, if one metric scores all its tasks. ``scores`` is the score of each question, NaN
+        where the question was not asked. Shape (N,).
         """
         figures = dict[str, Any]()
         counts = dict[str, Any]()
@@ -407,7 +410,7 @@ class Evaluation:
         return batch_of(self.asking, self._most_requests)
 
     def requests_of(self, question: Question) -> tuple[Any, list[Any]]:
-        """Return a question's task, and the requests for it that the model asked last was sent."""
+        """Return a question's task and requests, as built for the model that was asked last."""
         name, i = question
         return self.tasks[name], self._requests[name][i]
 
@@ -432,8 +435,8 @@ class Evaluation:
     ) -> Scores:
         """Return the scores of all N questions from logged samples, NaN where there is no answer.
 
-        A question whose log-probabilities are not finite is entered in ``not_finite``. Its score
-        here is 0, which is never used, since the checkpoint leaves the race.
+        A question whose log-probabilities are not finite is entered in ``not_finite``. Its score is
+        set to 0, which is never used, since the checkpoint leaves the race.
 
         Args:
             label: Label of the checkpoint.
@@ -442,9 +445,10 @@ class Evaluation:
             configs: Task -> lm-eval's configuration of the task.
 
         Raises:
-            UsageError: A score is not from 0 to 1, or lower scores are better.
+            UsageError: A score is not from 0 to 1, lower scores are better, or a task has no
+                metric to race by.
             HarnessError: A task lacks the filter or metric that is named for it, a line is broken,
-                or a prompt differs from the one that earlier checkpoints had.
+                or a prompt without a chat template differs from that of earlier checkpoints.
         """
         scores = self.unasked()
         for task, text in texts.items():
@@ -496,9 +500,9 @@ class Evaluation:
             if first_prompt != prompt:
                 if not self.chat:
                     raise HarnessError(
-                        f"{label} got document {i} of {task} with a different prompt from "
-                        f"earlier checkpoints; remove the folder of {label} in the race's "
-                        "folder, then run the same command to ask the checkpoint again"
+                        f"{label} got document {i} of {task} with a different prompt than earlier "
+                        f"checkpoints did; remove the folder of {label} in the race's folder, then "
+                        "run the same command to ask the checkpoint again"
                     )
                 self.others[label].add((task, i))  # a template may hold the date
 
@@ -670,7 +674,8 @@ class Entrant:
                 None to add none.
 
         Raises:
-            CheckpointError: The checkpoint cannot be loaded or asked, or an answer is not finite.
+            CheckpointError: The checkpoint cannot be loaded or asked, or log-probabilities of an
+                answer are not finite.
             UsageError: The whole race cannot go on: lm-eval has no such backend, or a task's metric
                 does not give scores from 0 to 1 of which higher ones are better.
             DispersionError: The answers cannot be written.
@@ -692,7 +697,8 @@ class Entrant:
     def known(self) -> Scores:
         """Scores of the kept answers in the checkpoint's order, up to the first missing answer.
 
-        Empty if an answer is not finite, which takes the checkpoint out of the race.
+        Empty if log-probabilities of an answer are not finite, which takes the checkpoint out of
+        the race.
         """
         if self.evaluation.not_finite.get(self.label):
             return NOTHING
@@ -786,9 +792,9 @@ class Entrant:
         if self._count and not self._pinned and earlier not in (None, commit):
             raise CheckpointError(
                 f"expected commit {earlier}, which gave the {counted(self._count, 'answer')} in "
-                f"{self._folder}, got {commit}; with trust_remote_code only the latest commit is "
-                "loaded, so remove that folder, then run the same command to ask the checkpoint "
-                "again"
+                f"{self._folder}, got {commit or 'an unknown one'}; with trust_remote_code only "
+                "the latest commit is loaded, so remove that folder, then run the same command to "
+                "ask the checkpoint again"
             )
         if commit:
             self._given["revision"] = commit
@@ -997,7 +1003,8 @@ class Entrant:
         self._check_blocks()
         expected = self._results["race"]["questions"]
         if self._count != expected:
-            raise ValueError(f"it has answers to {self._count} questions in place of {expected}")
+            questions = counted(self._count, "question")
+            raise ValueError(f"it has answers to {questions} in place of {expected}")
         if self.evaluation.recorded and "identity" not in self._manifest:
             raise ValueError("its manifest lacks `identity`")
 

@@ -103,7 +103,7 @@ class Spent(Exception):
 
 @dataclass
 class RaceFolder:
-    """A race, and the folder that keeps its checkpoints, its questions and its answers.
+    """A race, and the folder that keeps its list of checkpoints, its questions and its answers.
 
     Attributes:
         asking: The options that say what is asked, and how, with the tasks as ``NAME,NAME``.
@@ -121,8 +121,8 @@ class RaceFolder:
         named: Name and GGUF file of each checkpoint that the command names -> lm-eval's arguments
             for it. None if every checkpoint of the list may be loaded.
         patterns: Words of the command that could not be resolved to checkpoints.
-        left_out: Label -> name of each checkpoint that is not loaded, as the command does not name
-            it.
+        left_out: Label -> name of each checkpoint that is not loaded, because the command does not
+            name it.
         margins: The margins shown so far (see :class:`~lmeval_dispersion.racing.report.MarginAt`),
             one for each time that the margin became smaller.
         budget: The most shared questions that this command allows, summed over the checkpoints;
@@ -155,7 +155,8 @@ class RaceFolder:
         Raises:
             UsageError: No task is named, an argument cannot be used as given, or the folder has
                 answers to other tasks or by other settings.
-            HarnessError: A dispersion task needs hidden states, and the backend does not give them.
+            HarnessError: A dispersion task needs hidden states, and the backend does not give them;
+                or a task lacks the filter or metric that is named for it.
         """
         tasks = ",".join(tasks_in(asking.tasks or ""))
         if not tasks:
@@ -166,8 +167,8 @@ class RaceFolder:
         for key in key_values(asking.model_args):
             if key in _OWN:
                 raise UsageError(
-                    f"expected arguments that all checkpoints share, got {key}, which differs between "
-                    "them; name the checkpoints instead",
+                    f"expected arguments that all checkpoints share, got {key}; name each "
+                    "checkpoint as CHECKPOINT or CHECKPOINT@REVISION instead",
                     argument="model_args",
                 )
         path = Path(asking.output_path or race_name(tasks)).expanduser()
@@ -244,9 +245,9 @@ class RaceFolder:
         return [entry for entry in self.entries if entry.chosen]
 
     def going(self, contest: Contest) -> list[str]:
-        """Return the labels of the checkpoints still in the race that this command names.
+        """Return the labels of the checkpoints that are still in the race and may be loaded.
 
-        Those are the ones that it may load (see :meth:`may_load`).
+        See :meth:`may_load`. Checkpoints that were asked everything are left out.
         """
         going = list[str]()
         for entry in self.raced:
@@ -282,8 +283,9 @@ class RaceFolder:
             if missing and self.may_load(entry):
                 pair = f"{missing[0]}={entry.arguments[missing[0]][:60]}"
                 raise UsageError(
-                    f"expected {pair}, as {self.path / SETTINGS} has it for {entry.label}, got none; only "
-                    "the command may give this argument, so add it, or remove it from the file",
+                    f"expected {pair}, which {self.path / SETTINGS} has for {entry.label}, got "
+                    "none; the file alone may not set this argument: give it in the command as "
+                    "well, or remove it from the file",
                     argument="model_args",
                 )
 
@@ -293,9 +295,11 @@ class RaceFolder:
         return any(what_loads(given) not in there for given in arguments)
 
     def may_load(self, entry: Entry) -> bool:
-        """Whether the command names this entry's checkpoint, or an adapter whose base it is.
+        """Whether the command may load an entry's checkpoint.
 
-        True for every entry if ``named`` is None.
+        It may if it names the checkpoint, or an adapter whose base the checkpoint is. If the
+        entry's revision is not a commit, the command has to name the same revision. True for every
+        entry if ``named`` is None.
         """
         if self.named is None:
             return True
@@ -368,7 +372,7 @@ class RaceFolder:
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        """The questions of the race. Each process loads their tasks itself."""
+        """The questions of the race. Each process loads the tasks itself."""
         from lmeval_dispersion.racing.evaluation import Evaluation
 
         return Evaluation(self.asking)
@@ -427,7 +431,7 @@ class RaceFolder:
             error: Largest probability of a wrong outcome.
             margin: The smallest difference in score that counts.
             top: Number of best checkpoints wanted.
-            engine: Whether the checkpoints race side by side.
+            engine: Whether the checkpoints race at the same time.
         """
         raced = len(self.raced) if engine else 0
         return contest_of(
@@ -442,7 +446,7 @@ class RaceFolder:
         """Ask all checkpoints the shared questions, then race them one after the other.
 
         Args:
-            contest: The contest, without answers; those in the folder are entered first.
+            contest: The contest, without answers; the answers in the folder are entered first.
             plan: The race's plan. If it has the phases of a budget, only these are asked.
             quiet: Whether neither progress nor a forecast of the time is shown.
 
@@ -617,9 +621,10 @@ class RaceFolder:
                 f"another race runs in {self.path}; wait until it ends, or name another folder"
             ) from None
         except OSError as error:
+            reason = error.strerror or error
             raise UsageError(
-                f"expected a folder that can be written, got {self.path} ({error.strerror or error}); check "
-                "its permissions, or name another",
+                f"expected a folder that can be written, got {self.path} ({reason}); check its "
+                "permissions, or name another folder",
                 argument="output_path",
             ) from error
         try:
@@ -716,7 +721,8 @@ class RaceFolder:
             contest: The contest with all answers.
             wall: Seconds that this command has taken.
             plan: The sentence of a dry run; empty for a race.
-            agreed: Label -> agreement, in a race without labels; None in any other race.
+            agreed: Label -> agreement with the mean answer, in a race that ignores the right
+                answers; None in any other race.
         """
         entries = self.entries
         failed = dict(self.failed)
@@ -808,9 +814,11 @@ def deleted_note(contest: Contest) -> list[str]:
         return []
     best = max(labels, key=contest.mean)
     number = len(contest.answered[best].score)
+    score = f"{contest.mean(best):.3f} over {counted(number, 'question')}"
+    which = f"the best of them, {best}, had" if len(labels) > 1 else "it had"
     return [
-        f"Not judged any more, because the files were deleted: {listed(labels)}; the best mean "
-        f"score was {contest.mean(best):.3f}, over {counted(number, 'question')}."
+        f"Not judged any more, because the files were deleted: {listed(labels)}; {which} a mean "
+        f"score of {score}."
     ]
 
 
@@ -844,7 +852,7 @@ def begun_in_run(words: Sequence[str], tasks: str) -> Path | None:
 def margins_of(kept: Mapping[str, Any], contest: Contest) -> list[MarginAt]:
     """Return the margins in ``race.json``, one for each time that the margin became smaller.
 
-    The list is empty if the race began with another ``error`` or ``top`` than the contest's.
+    The list is empty if the contest's ``error`` or ``top`` is not the one that the race began with.
     """
     if not _is_as_begun(kept, contest):
         return []
@@ -857,15 +865,15 @@ def _is_as_begun(kept: Mapping[str, Any], contest: Contest) -> bool:
 
 
 def changes_since_begun(kept: Mapping[str, Any], contest: Contest) -> list[str]:
-    """Return notes on what has changed since the race began.
+    """Return notes on what has changed since the race began; empty if nothing has.
 
-    The changes are checkpoints that joined, another ``error``, and another ``top``.
+    There is one note if checkpoints joined, one if ``error`` differs, and one if ``top`` differs.
     """
     notes = list[str]()
     if kept.get("times", 1) > 1:
         notes.append(
-            "Checkpoints joined this race after it had begun; the error holds separately before and "
-            "after that."
+            "Checkpoints joined this race after it had begun; the probability of a wrong result is "
+            "at most the error before that, and again after it."
         )
     error = kept.get("error", contest.error)
     if error != contest.error:
@@ -911,7 +919,7 @@ def take_out(
     label: str,
     error: CheckpointError,
 ) -> None:
-    """Take a checkpoint that could not be loaded or asked out of the race.
+    """Take a checkpoint out of the race, because it could not be loaded or asked.
 
     Args:
         failed: Label -> why a checkpoint failed; the checkpoint is added to it.
@@ -920,8 +928,8 @@ def take_out(
         error: Why the checkpoint could not be loaded or asked.
 
     Raises:
-        DispersionError: All checkpoints that were asked failed, and two of them alike, so the fault
-            lies with the task.
+        DispersionError: All checkpoints so far failed, at least two of them for the same reason, so
+            the fault lies with the task or the model's arguments.
     """
     alike = [name for name, reason in failed.items() if reason == str(error)]
     failed[label] = str(error)
@@ -953,7 +961,8 @@ def _difference(key: str, before: Any, now: Any) -> str:
 def what_loads(arguments: Mapping[str, str]) -> tuple[str, str]:
     """Return the name that a checkpoint is loaded by, and its GGUF file (empty without one).
 
-    The name is a folder, a repository without the commit, or a server's name of the model.
+    The name is a folder, a repository without the commit, or the name by which a server knows the
+    model.
     """
     adapter = arguments.get("peft", "")
     if adapter and not os.path.isabs(adapter):

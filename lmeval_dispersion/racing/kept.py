@@ -182,7 +182,7 @@ def race_results(file: Path, layout: type[T]) -> T:
         UsageError: The file is damaged.
         OSError: The file cannot be read.
     """
-    repair = "remove its folder, then run the same command to ask the checkpoint again"
+    repair = "remove the file's folder, then run the same command to ask the checkpoint again"
     try:
         content = json_in(file)
     except ValueError as error:

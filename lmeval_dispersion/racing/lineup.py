@@ -64,9 +64,10 @@ class Entry(NamedTuple):
         label: Name of the checkpoint in reports.
         arguments: lm-eval's arguments for loading it.
         rank: Rank by the screen, from 1; None if it was not screened.
-        chosen: Why the checkpoint races: for its ``rank``, in the random ``audit`` sample, as
-            ``named`` by the command, or for a ``block`` of shared questions. The ``base`` is asked
-            as well, and cannot be the best. None: the checkpoint does not race.
+        chosen: Why the checkpoint races: ``rank`` if the screen ranks it high enough, ``audit`` if
+            it was drawn at random, ``named`` if the command names it, or ``block`` if all are asked
+            the same questions first. A ``base`` is asked as well, but cannot be the best. None if
+            the checkpoint does not race.
     """
 
     label: Label
@@ -139,12 +140,14 @@ class Lineup(NamedTuple):
         )
 
     def ordered(self, by: str | None, *, shared: bool) -> Lineup:
-        """Return the list with ``by`` set, which says in which order its checkpoints race.
+        """Return this list with ``by`` set, which says in which order its checkpoints race.
+
+        A note is added if ``by`` is None and ``block`` would order the checkpoints better.
 
         Args:
             by: ``rows``, for the screen's ranking, or ``block``, for the scores on shared
                 questions. None chooses ``block`` if all checkpoints were named or the screen cannot
-                rank them, and ``rows`` otherwise.
+                rank some of them, and ``rows`` otherwise.
             shared: Whether the base that all adapters share may be added to the list if the order
                 is ``block``, so that it is asked as well.
         """
@@ -306,11 +309,12 @@ def lineup(
     api: bool,
     count: Callable[[], tuple[Counter[str], int]],
 ) -> Lineup:
-    """Return the list of a race.
+    """Return the list of a race: the checkpoints that race, then those that do not.
 
-    If a manifest is named, the list is the manifest's. With ``which.all`` all named checkpoints
-    race. Otherwise they are screened, and the short list races; but where the screen cannot rank
-    checkpoints (equal rows), or shared questions are to order them (``which.by``), all race.
+    If the command names the folder of a short list, the list is that of its manifest. With
+    ``which.all`` all named checkpoints race. Otherwise they are screened, and the short list races.
+    Checkpoints with equal rows, which the screen cannot rank, race as well; with ``which.by``
+    ``block`` all do.
 
     Args:
         named: The named checkpoints.
@@ -321,8 +325,8 @@ def lineup(
             number of documents.
 
     Raises:
-        UsageError: No checkpoint can be screened, the tasks' answers have no tokens to screen by,
-            or an option needs a screen and there is none.
+        UsageError: A name is not that of a checkpoint, no checkpoint can be screened, the tasks'
+            answers have no tokens to screen by, or an option needs a screen and there is none.
     """
     if named.manifest:
         _check_unscreened(which)
@@ -360,8 +364,8 @@ def _check_unscreened(which: Which) -> None:
     for name in ("base", "domain", "audit_sample"):
         if getattr(which, name):
             raise UsageError(
-                "needs a screen, and neither a short list nor all checkpoints (`all`) are "
-                "screened; leave it out",
+                "needs a screen, but the checkpoints of a short list, or all checkpoints (`all`), "
+                "race without one; leave it out",
                 argument=name,
             )
 
@@ -391,7 +395,7 @@ def _screened(
     resolution = screened.checkpoints[0].resolution
     tokens = [token.text.strip() for token in resolution.of_ratio]
     return screened, [
-        f"Screened by {len(tokens)} tokens, from {answers.about}: {' '.join(tokens)}."
+        f"Screened by {counted(len(tokens), 'token')} from {answers.about}: {' '.join(tokens)}."
     ]
 
 
@@ -457,9 +461,9 @@ def base_of(arguments: Mapping[str, str]) -> dict[str, str]:
 
 
 def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
-    """Return those of the evaluated ``models`` that are on a short list.
+    """Return the evaluated ``models`` that are on a short list, in the order of their ranks.
 
-    They are in the order of their ranks; models of the list's random sample come last.
+    Models of the list's random sample come last.
 
     Args:
         named: The words of a command, which name the folder of the short list's manifest.
@@ -472,8 +476,8 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
     candidates = Named.of(named).candidates
     if not candidates:
         raise UsageError(
-            "expected the folder of a short list or of a race, whose checkpoints are replayed, got "
-            f"{', '.join(named)}; leave it out to replay all results"
+            f"expected the folder of a short list or of a race, got {', '.join(named)}; name no "
+            "CHECKPOINT to race all results"
         )
     # Matched like supplied accuracies; the number in place of an accuracy is the model's position.
     rated = list[Rated]()
@@ -514,11 +518,11 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
         check_answers(name, answers)
     except DispersionError as error:
         raise UsageError(
-            f"expected a token set to screen by: {error}; or race all checkpoints without a "
-            "screen (`all`)",
+            f"expected a token set to screen by, as the tasks' answers give none ({error}); name "
+            "one, or race all checkpoints without a screen (`all`)",
             argument="domain",
         ) from error
-    about = f"the answers of {name} ({documents:,} documents)"
+    about = f"the answers of {name} ({counted(documents, 'document')})"
     return AnswerSet(name, tasks_in(tasks), about=about, answers=dict(answers))
 
 
@@ -535,10 +539,11 @@ def all_named(
         names: The names.
         family: Name of a family of checkpoints to add; None to add none.
         api: Whether the names are those by which a server knows its models.
-        chosen: Why they race, as in :class:`Entry`.
+        chosen: Why the checkpoints race, as in :class:`Entry`.
 
     Raises:
-        UsageError: A name is not that of a checkpoint, such as a folder that does not exist.
+        UsageError: A name is not that of a checkpoint, such as a folder that does not exist, or is
+            a pattern of revisions.
     """
     if api and not family:
         entries = [Entry(name, {"model": name}, None, chosen) for name in dict.fromkeys(names)]
@@ -589,7 +594,7 @@ def questions_of(budget: int | str, everything: int) -> int:
 def may_cut(entries: Sequence[Entry]) -> bool:
     """Whether a list is so long that only its best third may go on after the shared questions.
 
-    A list with checkpoints that were named, or with a random sample, is never cut.
+    A list with checkpoints that were named by the command or drawn at random is never cut.
     """
     reasons = [entry.chosen for entry in entries if entry.chosen not in (None, "base")]
     if "named" in reasons or "audit" in reasons:
@@ -602,7 +607,7 @@ class Plan:
     """Which checkpoints race, and how many questions each of them may be asked.
 
     Attributes:
-        entries: The checkpoints that race, and the base.
+        entries: The checkpoints that race, and the base, if it is asked.
         questions: The most questions that one checkpoint is asked.
         phases: The phases in which a budget is spent; empty for a race to its end.
         by: How the checkpoints are ordered: ``rows``, by the screen's ranking, or ``block``, by
@@ -724,7 +729,7 @@ class Plan:
         return 4 * whole + 1
 
     def words(self, size: str = "") -> str:
-        """Return the sentence of a dry run.
+        """Return a sentence on what the race would load and ask, for a dry run.
 
         ``size`` is the size of the weights in words, such as ``3 GB``; empty if unknown.
         """

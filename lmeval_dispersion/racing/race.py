@@ -22,15 +22,15 @@ from lmeval_dispersion.report.cells import shown
 def race(racing: Racing) -> Race:
     """Find the best of many checkpoints while asking most of them only a few of the questions.
 
-    The checkpoints are screened first. In each group (a family at one size), those ranks race that
-    include the best checkpoint with a chance of 90 % (`Group.first_for`; all ranks if no chance is
-    known). Each checkpoint is loaded once, in the order of the ranks, and is asked lm-eval's
-    questions in a random order of its own. It is dropped when it is clearly not better than the
-    best so far. Where the screen cannot rank checkpoints, all are first asked 25 shared questions,
-    and then race in the order of their mean probability of the right answer. A budget is spent on
-    shared questions, in phases after which the worst checkpoints are dropped. Every batch of
-    answers is kept: the same call goes on where it stopped, and without the budget it goes on until
-    the best is proven.
+    The checkpoints are screened first. In each group (a family at one size), the first ranks race:
+    as many as hold the best checkpoint with a chance of 90 % (`Group.first_for`), or all if no
+    chance is known. Each checkpoint is loaded once, in the order of the ranks, and is asked
+    lm-eval's questions in a random order of its own. It is dropped when it is clearly not better
+    than the best so far. Where the screen cannot rank checkpoints, all are first asked 25 shared
+    questions, and then race in the order of their mean probability of the right answer. A budget
+    is spent on shared questions, in phases after which the worst checkpoints are dropped. Every
+    batch of answers is kept: the same call goes on where it stopped, and without the budget it
+    goes on until the best is proven.
 
     Raises:
         UsageError: An argument cannot be used as given, or the folder holds another race.
@@ -82,7 +82,8 @@ def ended_race(racing: Racing) -> Ended:
     named = Named.of(racing.checkpoints)
     if not named.words and not racing.family:
         raise UsageError(
-            "expected checkpoints to race, got none; name a folder of them, ORG/NAME or a family"
+            "expected checkpoints to race, got none; name a folder of checkpoints, ORG/NAME or a "
+            "family"
         )
     # With all, the names for another backend are its own.
     if not racing.family and (racing.model == "hf" or not racing.all):
@@ -156,8 +157,8 @@ def _check_engine(how: How) -> None:
         return
     if how.top > 1:
         raise UsageError(
-            "expected 1 with an engine, since only a race of one checkpoint after the other finds "
-            f"several best ones, got {how.top}; leave out the engine",
+            f"expected 1 with an engine, got {how.top}; leave out the engine to find several best "
+            "checkpoints",
             argument="top",
         )
     require_extra("ray", "the engine ray")
@@ -171,7 +172,7 @@ def _opened(racing: Racing) -> RaceFolder:
     if folder.kept.get("turns") and racing.by not in (None, began_by):
         raise UsageError(
             f"expected {began_by}, the order in which the race in {folder.path} began, got "
-            f"{racing.by}; leave it out",
+            f"{racing.by}; leave it out, or name another folder",
             argument="by",
         )
     return folder

@@ -85,14 +85,16 @@ class Replayed:
         label: Name of the checkpoint.
         score: Mean score over all questions.
         named: Number of races in random orders that named it the best.
-        asked: Share of the questions that it was asked, mean over these races.
+        asked: Mean share of the questions that it was asked in these races, from 0 to 1.
     """
 
     label: Annotated[str, Col("Checkpoint")]
     score: Annotated[float, Col("Score", ".3f")]
-    named: Annotated[int, Col("Named best", "d", hint="number of random orders that named it")]
+    named: Annotated[
+        int, Col("Named best", "d", hint="number of races in random orders that named it the best")
+    ]
     asked: Annotated[
-        float, Col("Asked", ".0%", hint="share of the questions asked of it, mean over the orders")
+        float, Col("Asked", ".0%", hint="share of the questions that it was asked, on average")
     ]
 
 
@@ -103,20 +105,21 @@ class Replay(Report):
     Attributes:
         best: Label of the best checkpoint in the race with ``seed``. The fields down to
             ``left_out`` describe that race, too.
-        top: Labels of the best checkpoints, as many as were wanted.
+        top: Labels of the best checkpoints, the best first; at most as many as were wanted.
         tasks: Names of the tasks.
         error: Largest probability that a checkpoint better than the best by more than the margin
             was dropped.
         margin: The smallest difference in score that counts.
-        margin_shown: No other checkpoint is better than the last in ``top`` by more than this; None
-            if too few checkpoints were asked everything.
+        margin_shown: No other checkpoint is better than the last in ``top`` by more than this
+            difference in score; None if no margin can be shown.
         loaded: Number of checkpoints that raced: those that a screen lists, or all.
         of: Number of checkpoints with an evaluation.
         questions: Number of questions asked, summed over the checkpoints.
-        questions_all: Number of questions of all checkpoints together.
+        questions_all: Number of questions of all checkpoints together: ``of`` times
+            ``questions_each``.
         questions_each: Number of questions that all models answered.
-        by: In which order the checkpoints raced: ``rows``, as given, or ``block``, by their scores
-            on shared questions.
+        by: In which order the checkpoints raced: ``rows``, in the screen's order or as given, or
+            ``block``, by their scores on shared questions.
         budget: The most questions, summed over the checkpoints; None for a race to its end.
         left_out: Labels of the checkpoints that were left out after the shared questions.
         seed: Seed of the race, and of the random orders.
@@ -124,7 +127,7 @@ class Replay(Report):
         same: Number of these races that named the best checkpoint, or one with the same score.
         lost: Largest difference between the highest score and that of a checkpoint named by one of
             these races.
-        share: Share of the questions that these races asked: median, 5th and 95th percentile.
+        share: Median, 5th and 95th percentile of the share of the questions that these races asked.
         shuffled: Whether the order of the checkpoints was random as well.
         checkpoints: The checkpoints, the highest score first.
         notes: Sentences on what was read, and on what was left out.
@@ -189,7 +192,7 @@ class Replay(Report):
     def _orders(self) -> str:
         """How often random orders named the same best, and by how many questions."""
         first = self.checkpoints[0].label
-        best = f"the same best, {first}," if self.same else f"another best than {first}"
+        best = f"the same best, {first}," if self.same else f"a checkpoint other than {first}"
         median, low, high = (100 * share for share in self.share)
         loaded = ""
         if self.loaded < self.of:
@@ -257,8 +260,8 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
 
     Raises:
         DispersionError: A result cannot be read, has a score outside 0 to 1, or has other prompts
-            than the first one; or there are fewer than two models, or 50 questions that all of them
-            answered.
+            than the first one; or there are fewer than two models, or fewer than 50 questions that
+            all of them answered.
         MissingExtraError: The extra ``audit`` is not installed.
     """
     require_extra("audit", "finished evaluations")
@@ -290,7 +293,7 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
         if not 0 <= lowest <= highest <= 1:
             raise UsageError(
                 f"expected scores from 0 to 1, got {lowest:g} to {highest:g} from {store.model}; name "
-                "another metric (metric)"
+                "another metric (`--metric`)"
             )
         answers[store.model] = scores
     notes = _judged_by(manifests)
@@ -610,8 +613,8 @@ def _asked_everything(place: str) -> list[str] | None:
     if len(whole) < 2:
         raise UsageError(
             f"expected a race in {place} in which two or more checkpoints were asked all "
-            f"questions, but only {len(whole)} of {len(files)} were; run the race to its end, or "
-            "name finished evaluations"
+            f"questions, got {len(whole)} of {len(files)}; run the race to its end, or name "
+            "finished evaluations"
         )
     return whole
 
@@ -626,7 +629,7 @@ def replay(
     quiet: bool = True,
     **settings: Any,
 ) -> Replay:
-    """Race on finished evaluations once by ``seed``, and many times in random orders.
+    """Race once on finished evaluations, then many times with the questions in random orders.
 
     Args:
         recorded: The evaluations.

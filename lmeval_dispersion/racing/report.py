@@ -71,8 +71,8 @@ class Asked:
         seconds: Label -> seconds that loading and asking the checkpoint took.
         failed: Label -> a sentence on why it could not be loaded or asked.
         as_base: Labels of the adapters that answer exactly as their base.
-        agreed: Label -> agreement, which orders the checkpoints in a race without labels; else
-            empty.
+        agreed: Label -> agreement with the mean answer, by which a race with ``answers="none"``
+            orders the checkpoints; empty for any other race.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -89,18 +89,20 @@ class Raced:
         rank: Rank by the screen, from 1; None without a screen.
         label: Name of the checkpoint.
         questions: Number of questions that it was asked.
-        score: Mean score over these questions; None without any, or without labels.
-        se: Standard error of the score over questions; None below two questions.
-        best_there: Mean score of the best checkpoint over those of these questions that the best
-            one was asked as well. None for the best checkpoint itself, without such questions, or
-            without labels.
+        score: Mean score over these questions; None if there are none, or in a race with
+            ``answers="none"``.
+        se: Standard error of the score over questions; None if ``score`` is, or if there are fewer
+            than two questions.
+        best_there: Mean score of the best checkpoint over the questions that both were asked. None
+            for the best checkpoint itself, if there are no such questions, or in a race with
+            ``answers="none"``.
         status: What became of the checkpoint, one of :data:`Status`.
         outcome: The status in words, such as ``behind after 250``.
         seconds: Seconds that loading and asking it took; None if unknown.
         message: Why it failed; empty if it did not.
-        agreement: Mean agreement with the mean answer of all checkpoints, in a race without labels;
-            None in any other race.
-        agreement_se: Standard error of the agreement.
+        agreement: Mean agreement with the mean answer of all checkpoints, in a race with
+            ``answers="none"``; None in any other race.
+        agreement_se: Standard error of the agreement; None if ``agreement`` is.
     """
 
     rank: Annotated[int | None, Col("Screen", "d", short="#", drop=1)]
@@ -128,7 +130,7 @@ class Raced:
             "Agreement",
             ".3f",
             error="agreement_se",
-            hint="with the mean answer of all checkpoints; needs no labels",
+            hint="agreement with the mean answer of all checkpoints; right answers are not used",
         ),
     ] = None
     agreement_se: float | None = None
@@ -140,7 +142,8 @@ class MarginAt:
 
     Attributes:
         questions: Questions asked, summed over the checkpoints.
-        margin: No other checkpoint was better than the best so far by more than this.
+        margin: No other checkpoint was better than the best so far by more than this difference in
+            score.
     """
 
     questions: int
@@ -170,16 +173,16 @@ class Race(Report):
 
     Attributes:
         best: Label of the best checkpoint so far; None if none can be named yet.
-        top: Labels of the best checkpoints, as many as were wanted.
+        top: Labels of the best checkpoints, the best first; at most as many as were wanted.
         task: Names of the tasks, ``NAME,NAME``.
-        metric: Names of the metrics that score them.
+        metric: Names of the metrics that score the tasks, joined by commas.
         error: Largest probability that a checkpoint better than the best by more than the margin
             was dropped.
         margin: The smallest difference in score that counts.
-        margin_shown: No other checkpoint is better than the last in ``top`` by more than this, with
-            the same ``error``; None if nothing is shown yet.
-        by: ``score``, or ``agreement`` for a race without labels, which has neither margin nor
-            error.
+        margin_shown: No other checkpoint is better than the last in ``top`` by more than this
+            difference in score, with the same ``error``; None if no margin can be shown yet.
+        by: By what ``top`` is ordered: ``score``; or ``agreement`` in a race with
+            ``answers="none"``, to which ``margin`` and ``error`` do not apply.
         budget: The most shared questions, summed over the checkpoints; None for a race to its end.
         loaded: Number of checkpoints that were asked, without the base.
         of: Number of checkpoints on the list, without the base.
@@ -553,7 +556,7 @@ class Race(Report):
         more = f" by more than {self.margin:g}" if self.margin else ""
         drawn = f"{count(n, 'checkpoint')} drawn at random from outside the short list"
         if better:
-            return f"Of {drawn}, {listed(better)} did better{more}: race more of the list."
+            return f"Of {drawn}, {listed(better)} did better{more}: race a longer short list."
         # Of several groups as many are drawn of each, whether small or large.
         if sum(row.rank == 1 for row in self.checkpoints) > 1:
             return f"Of {drawn}, none did better{more}."
@@ -561,7 +564,7 @@ class Race(Report):
         least_chance = (1 - LEVEL) * comb(left, n)
         most = max(k for k in range(left) if comb(left - k, n) > least_chance)
         return (
-            f"Of {drawn}, none did better{more}; of the {left} that the screen left out at most "
+            f"Of {drawn}, none did better{more}; of the {left} that the screen left out, at most "
             f"{most} would ({100 * LEVEL:.0f} % confidence)."
         )
 
@@ -570,7 +573,7 @@ def add_margin(margins: list[MarginAt], contest: Contest, labels: Sequence[str])
     """Add the margin that the answers support, if it is smaller than the last in ``margins``.
 
     Args:
-        margins: The margins shown so far, changed in place; to an empty list the first is added.
+        margins: The margins shown so far, changed in place. An empty list gets any margin.
         contest: The race so far.
         labels: Labels of all checkpoints in the race.
     """

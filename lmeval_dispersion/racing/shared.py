@@ -71,13 +71,14 @@ def complete(
     results: dict[str, Any],
     answers: AnswerSet | UsageError | None = None,
 ) -> None:
-    """Add the entry ``block`` to lm-eval's samples: probabilities that lm-eval does not give.
+    """Add an entry ``block`` to lm-eval's samples, with probabilities that lm-eval does not give.
 
     Its key ``probability`` holds the probability of the right answer; of several right texts, that
-    of the likeliest. The key is left out where lm-eval's log-likelihoods of the choices give the
-    probability. With ``answers``, the key ``tokens`` holds the probabilities of the answer tokens:
-    of the choices if each is one token, and else of the tokens in ``answers``. Where these cannot
-    be had, the key ``why`` gives the reason instead.
+    of the likeliest. The key is left out where the probability is unknown, or lm-eval's
+    log-likelihoods of the choices give it. With ``answers``, the key ``tokens`` holds the
+    probabilities of the answer tokens: of the choices if each is one token, and else of the tokens
+    in ``answers``. If these probabilities are unavailable, the key ``why`` gives the reason
+    instead. A sample without any of these keys gets no ``block``.
 
     Args:
         evaluation: The questions of the race.
@@ -270,7 +271,7 @@ def asking_tokens(kept: dict[str, Any], path: Path, tasks: str) -> More:
         key = hashed(repr(answers.answers))
     else:
         reason = str(refused[0]).partition(";")[0]
-        unknown = UsageError(f"{reason}; name a file that `dispersion tokens` wrote as the task")
+        unknown = UsageError(f"{reason}; as the task, name a file that `dispersion tokens` wrote")
     if kept.get("answers", key) != key:
         raise UsageError(
             f"{path} has the answers of a race with other answer tokens; name another folder",
@@ -358,7 +359,8 @@ def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
     """Return how well each checkpoint's answers agree with the mean answer of all checkpoints.
 
     The agreement on a question is the sum, over the answer tokens, of the checkpoint's probability
-    times the mean probability of all checkpoints.
+    times the token's probability in the mean answer. The mean answer is the mean over the
+    checkpoints, after each one's probabilities were scaled to sum to 1.
 
     Args:
         answers: For each checkpoint and each question, the probabilities of the answer tokens. All

@@ -39,7 +39,7 @@ def race_on_ray(
     gpus: float | None = None,
     hidden: bool = False,
 ) -> None:
-    """Race the checkpoints of a folder side by side on a Ray cluster.
+    """Race the checkpoints of a folder at the same time on a Ray cluster.
 
     The cluster is that of ``RAY_ADDRESS``, or one that is started on this machine. Each checkpoint
     gets one CPU core and its GPUs on a single node. Checkpoints begin in the order of the list.
@@ -66,8 +66,8 @@ def race_on_ray(
         with _cluster() as most, progress_bar(hidden=hidden, every=LINES) as update:
             if gpus is not None and (not 0 <= gpus <= most or (gpus > 1 and gpus % 1)):
                 raise UsageError(
-                    "expected a whole number of GPUs or a part of one, up to "
-                    f"{most:g}, which the largest node has, got {gpus:g}",
+                    "expected a whole number of GPUs or a fraction below 1, and at most the "
+                    f"{most:g} of the largest node, got {gpus:g}",
                     argument="gpus_per_checkpoint",
                 )
             resources = {"cpu": 1, "gpu": min(1, most) if gpus is None else gpus}
@@ -151,7 +151,7 @@ def _scheduler(
             if losses[label] > _RETRIES:
                 folder.failed[label] = (
                     f"its worker on the Ray cluster was lost {losses[label]} times; run the same "
-                    "command to ask it again"
+                    "command to ask the checkpoint again"
                 )
                 contest.fail(label)
 

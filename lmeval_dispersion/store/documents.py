@@ -37,7 +37,7 @@ class Sample:
     """A document under one filter: its prompt, its answer and its score.
 
     Attributes:
-        place: File and line of the document, with which messages begin.
+        place: File of the document, and its line or its number in the file. Messages begin with it.
         doc_id: Index of the document in its task.
         doc: The document itself.
         arguments: The arguments of each request that lm-eval made for the document.
@@ -81,9 +81,8 @@ class Sample:
     def likely(self, score: float) -> float:
         """Return the probability of the right answer; NaN if it is unknown.
 
-        For a generated answer, the result is the mean of that probability and ``score``: a worked
-        answer is hardly ever written exactly like the target, so that the score has to order such
-        answers.
+        For a generated answer, the mean of this probability and ``score`` is returned: few right
+        answers repeat the target word for word, so the probability alone says little.
         """
         known = float(self.block.get("probability", self.columns["probability"]))
         return (known + score) / 2 if isinstance(self.answer, str) else known
@@ -96,12 +95,13 @@ def by_filter(file: Path, config: Mapping[str, Any], text: str | None = None) ->
     """Return the samples in a file: filter -> index of the document -> sample.
 
     Args:
-        file: The file, with which messages begin.
+        file: The file; messages begin with its path.
         config: lm-eval's configuration of the task.
-        text: Content of the file; None to read it.
+        text: Content of the file; None to read the file.
 
     Raises:
-        HarnessError: A line is broken, or a document is there twice with different content.
+        HarnessError: The file cannot be read, a line is broken, or a document is listed twice with
+            different content.
     """
     return read_samples(file, config, (), text)[0]
 
@@ -112,14 +112,15 @@ def read_samples(
     """Return the samples in a file as :func:`by_filter` does, and the number of repeated lines.
 
     Args:
-        file: The file, with which messages begin.
+        file: The file; messages begin with its path.
         config: lm-eval's configuration of the task.
         names: Names of the task's filters, from the results. lm-eval before 0.4.7 wrote no filter
             into a line: it wrote one line for each filter, in this order.
-        text: Content of the file; None to read it.
+        text: Content of the file; None to read the file.
 
     Raises:
-        HarnessError: A line is broken, or a document is there twice with different content.
+        HarnessError: The file cannot be read, a line is broken, a document is listed twice with
+            different content, or a document does not have one line for each of ``names``.
     """
     filters: Filters = {}
     unnamed: dict[int, list[Sample]] = {}
@@ -324,16 +325,17 @@ def document_columns(
     alias: str | None,
     encode: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
-    """Return a document's columns in a store.
+    """Return a document's columns in a store: name of the column -> value.
 
     Args:
         doc: The document.
         prompt: The prompt of the document's first request.
         answers: The filtered answer to each request.
-        target: The right answer: a text, an index into ``options``, or a list of these.
+        target: The right answer: a text, an index into ``options``, or a list of these; None if
+            unknown.
         options: Texts of the choices; empty if the document has none.
-        alias: The task's alias, which is the subject unless the document names one; None without
-            one.
+        alias: The task's alias, which becomes the subject if the document has no ``subject``; None
+            without one.
         encode: Converts a value of the document that JSON cannot hold; None if there are no such
             values.
     """
@@ -438,11 +440,11 @@ def _shares(logprobs: Sequence[float]) -> NDArray[np.float64] | None:
 def known_probabilities(samples: Mapping[int, Sample]) -> dict[int, Sample]:
     """Return a task's samples, with the right answer's probability only where it is certain.
 
-    Samples do not show a task's own scoring, so that the targets may not be the right answers. They
+    Samples do not show a task's own scoring, so their targets may not be the right answers. Targets
     are trusted if, in every document with finite log-probabilities, lm-eval's accuracy is 1 exactly
-    when the likeliest choice is a target. Where lm-eval's accuracy is itself the probability of
-    some choices, as in truthfulqa_mc2, this accuracy is used as the probability. In all other cases
-    the probability is NaN.
+    when the likeliest choice is a target. If lm-eval's accuracy is itself the probability of some
+    choices, as in truthfulqa_mc2, this accuracy is used as the probability. In all other cases the
+    probability is NaN.
 
     Args:
         samples: Index of a document -> its sample.

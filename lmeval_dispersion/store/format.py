@@ -53,10 +53,10 @@ ROWS = 1024  # rows converted at a time, to avoid a second copy in float64
 
 
 def scalar_fields(document: object) -> dict[str, Any]:
-    """Return the numbers, flags and short texts of a document, by which a run can be sliced.
+    """Return the fields of a document by which a run can be sliced: name -> value.
 
-    At most 30 fields are returned; texts have up to 60 characters. Names that a store's columns
-    have are left out.
+    These are its first 30 numbers, booleans and texts of up to 60 characters. Fields that are named
+    like a column of a store are left out. A document that is not a mapping has no fields.
 
     >>> scalar_fields({"kind": "big", "level": 3, "question": "What is 1 + 1?" * 9, "choices": [1, 2]})
     {'kind': 'big', 'level': 3}
@@ -93,7 +93,7 @@ def make_folder(folder: Path, kind: str = "store") -> None:
 
     Args:
         folder: The folder.
-        kind: Word for the folder in the error's message.
+        kind: What the message of an error calls the folder.
 
     Raises:
         UsageError: The folder cannot be created or written.
@@ -140,7 +140,9 @@ def write_store(
     table = _document_table(documents)
     layers = {name: np.asarray(rows) for name, rows in vectors.items()}
     if not layers:
-        raise StoreError("expected the vectors of at least one layer, got none")
+        raise StoreError(
+            'expected the vectors of at least one layer, got none; pass them as {"last": rows}'
+        )
     for name, rows in layers.items():
         if rows.ndim != 2 or rows.shape[0] != len(documents) or rows.shape[1] == 0:
             raise StoreError(

@@ -108,8 +108,9 @@ def prompt_manifest(
 def source_text(value: Any) -> str:
     """Return a prompt template as text without memory addresses, so that it can be compared.
 
-    A function gives its source code, as in lm-eval's results, or its name if the code is not known;
-    a text is returned as it is.
+    A function becomes its source code, as in lm-eval's results, or its name if the code is not
+    known. A `functools.partial` becomes its function with the arguments, and any other value the
+    text that `str` gives.
     """
     if isinstance(value, partial):
         words = [repr(word) for word in value.args]
@@ -125,10 +126,10 @@ def source_text(value: Any) -> str:
 
 
 def check_one_model(parts: Sequence[StorePart]) -> None:
-    """Check that stores that are read as one have the same model and general prompt settings.
+    """Check that stores to be read as one have the same model and the same general prompt settings.
 
-    The latter are the system prompt, the chat template and its turns. Settings of single tasks,
-    such as the number of few-shot examples, may differ.
+    General are the system prompt, the chat template, and whether few-shot examples are turns of a
+    chat. Settings of single tasks, such as the number of few-shot examples, may differ.
 
     Raises:
         MixedStoresError: The stores differ, or only some of them have an ``identity``.
@@ -141,8 +142,9 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
         if not differing and (a is None) != (b is None):
             old = first_place if a is None else place
             raise MixedStoresError(
-                f"{old} was written before stores had an identity, so its model cannot be compared with "
-                "the model of the other stores; read it alone, or evaluate the model again"
+                f"{old} was written by a version that did not record the weights, so its model "
+                "cannot be compared with that of the other stores; read it alone, or evaluate the "
+                "model again"
             )
         differing |= _differences(a or {}, b or {}, (*MODEL_KEYS, *RUN_KEYS))
         if differing:
@@ -153,9 +155,10 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
 
 
 def model_notes(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[str]:
-    """Return a note if the models of two runs differ, or if only one run has an ``identity``.
+    """Return a list with a note if two runs differ in their models, or one has no ``identity``.
 
-    The note is a sentence without its full stop, in a list that is empty otherwise.
+    The note is a sentence without its full stop. The list is empty if there is nothing to note, or
+    if the manifests do not describe the models.
     """
     a = first[0][1].get("identity")
     b = other[0][1].get("identity")
@@ -164,7 +167,8 @@ def model_notes(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[
     if a is None or b is None:
         place = first[0][0] if a is None else other[0][0]
         return [
-            f"{place} was written before stores had an identity, so its model cannot be checked"
+            f"{place} was written by a version that did not record the weights, so its model "
+            "cannot be checked"
         ]
     models = _model_differences(first, other)
     if models and _models_known(a, b):
@@ -178,9 +182,9 @@ def prompt_differences(
     """Return the prompt settings in which two runs differ, according to their manifests.
 
     Returns:
-        Two dictionaries, setting -> both values; both are empty if a run has no ``identity``. The
-        second one has the chat template, if the models differ too, which may be the cause; the
-        first one has all other settings.
+        Two dictionaries, setting -> its value in each run. If the models differ as well, which may
+        be why their chat templates do, the chat template is in the second dictionary. All other
+        settings are in the first. Both are empty if a run has no ``identity``.
     """
     if first[0][1].get("identity") is None or other[0][1].get("identity") is None:
         return {}, {}
@@ -239,7 +243,11 @@ def _differences(a: Identity, b: Identity, keys: Sequence[str]) -> Differences:
 
 
 def shown_differences(differing: Differences) -> str:
-    """Return a part of a sentence that lists the settings that differ, each with its two values."""
+    """Return the settings that differ, as part of a sentence.
+
+    >>> shown_differences({"dtype": ("float32", "bfloat16"), "num_fewshot": ("0", "5")})
+    'dtype (float32 and bfloat16), num_fewshot (0 and 5)'
+    """
 
     def short(value: object) -> str:
         text = str(value)

@@ -30,7 +30,7 @@ class JoinedRun:
     """A run whose documents are to be joined with those of other runs.
 
     Attributes:
-        model: Name of the run in messages.
+        model: Name of the model, by which messages call the run.
         place: Folder or file of the run, for messages.
         documents: One row per document, with the columns of a store.
         parts: The folder and the manifest of each store of the run.
@@ -43,7 +43,7 @@ class JoinedRun:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Version of each stock task; a task whose version is not known is missing."""
+        """lm-eval's task -> its version; a task whose version is not known is missing."""
         versions = {}
         for _, manifest in self.parts:
             for task, version in (manifest.get("tasks") or {}).items():
@@ -56,8 +56,8 @@ class Joined(NamedTuple):
     """The documents that several runs share.
 
     Attributes:
-        rows: For each run the row numbers of the shared documents, shape (n,), int64, in the same
-            order of documents.
+        rows: For each run, the row numbers of the shared documents, which are in the same order for
+            all runs. Shape (n,), int64.
         notes: Sentences on documents that were left out, and on versions and models that differ.
     """
 
@@ -110,7 +110,8 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
     if shared.empty:
         tasks = sorted(set().union(*(frame["task"] for frame in frames)))
         raise MixedStoresError(
-            f"expected runs of the same tasks, but the runs of {', '.join(tasks)} share no document"
+            f"expected runs that share documents, but the runs of {', '.join(tasks)} share no "
+            "document; compare runs of the same tasks and questions"
         )
     rows = [shared[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))]
     return Joined(rows, notes)
@@ -120,8 +121,8 @@ def check_judges(runs: Mapping[str, Mapping[str, Any]]) -> None:
     """Check that all runs judge the answers to a task by the same metric.
 
     Args:
-        runs: Name of a run -> its manifest. The manifest of a store names no metric
-            and is not compared.
+        runs: Name of a run -> its manifest. The manifest of a store with hidden states names no
+            metric, and is not compared.
 
     Raises:
         UsageError: Two runs judge a task by different metrics.
@@ -250,4 +251,4 @@ def _version_notes(runs: Sequence[JoinedRun]) -> Iterator[str]:
         for task in sorted(first.keys() & versions.keys()):
             if first[task] != versions[task]:
                 names = f"{first[task]} in {runs[0].model}, {versions[task]} in {run.model}"
-                yield f"another version of {task}: {names}."
+                yield f"the versions of {task} differ: {names}."

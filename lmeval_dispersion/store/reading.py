@@ -34,7 +34,7 @@ _REPAIR = "copy the folder again, or write the store again"
 class Store:
     """A finished run, or several runs of one model read as one.
 
-    Layers have the names that were asked of the run: ``layer.-8`` is the eighth block from the end.
+    Layers are named as the run's options named them: ``layer.-8`` is the eighth block from the end.
 
     Attributes:
         path: The folder that was read.
@@ -50,15 +50,17 @@ class Store:
     parts: list[tuple[Path, dict[str, Any]]]
 
     def __repr__(self) -> str:
-        documents = f"{len(self.documents)} documents"
+        count = len(self.documents)
+        documents = "1 document" if count == 1 else f"{count} documents"
         tasks = self.documents["task"].nunique()
         if tasks > 1:
             documents += f" of {tasks} tasks"
-        return f"<Store of {self.model}: {documents}, layers {', '.join(self.layers)}>"
+        layers = ", ".join(self.layers) or "none"
+        return f"<Store of {self.model}: {documents}, layers: {layers}>"
 
     @property
     def model(self) -> str:
-        """Name or path of the model, as passed to the run."""
+        """Name or path of the model, as passed to the run; ``unnamed model`` if unknown."""
         return str(self.manifest.get("model") or "unnamed model")
 
     @property
@@ -105,9 +107,9 @@ class Store:
         return rows
 
     def norms(self, layer: str | None = None) -> NDArray[np.float32]:
-        """Return the original lengths of a layer's vectors. Shape (n,), float32.
+        """Return the Euclidean norms of a layer's vectors before scaling. Shape (n,), float32.
 
-        The length of a vector without a direction is 0 or not finite.
+        The norm of a vector without a direction is 0 or not finite.
 
         Raises:
             StoreError: There is no such layer, or the file cannot be read.

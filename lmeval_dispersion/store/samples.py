@@ -47,7 +47,7 @@ class JudgedTask:
 
     Attributes:
         config: lm-eval's configuration of the task; without results, what the samples show of it.
-        samples: Index of a document -> its sample, ascending.
+        samples: Index of a document -> its sample, in ascending order of the indices.
         filter: Name of the filter.
         metric: Metric that decides which answers are right; None if the task has no such metric.
         correct_by: The same metric, as ``FILTER/METRIC`` if the task has several filters; None if
@@ -105,11 +105,11 @@ def judged_task(
     notes = _holes(file, filters, section(section(results, "n-samples"), task), allow_holes)
     notes += section(results, "inspect").get("notes", [])
     if repeated:
-        twice = "1 document was" if repeated == 1 else f"{repeated} documents were"
-        count = "counts" if repeated == 1 else "count"
+        lines = "1 line repeats" if repeated == 1 else f"{repeated} lines repeat"
+        verb = "is" if repeated == 1 else "are"
         notes.append(
-            f"{twice} logged twice with equal content, as several processes together may do, "
-            f"and {count} once"
+            f"{lines} an earlier line, as happens if several processes write the samples, and "
+            f"{verb} not counted"
         )
     numeric = {}
     for name, documents in filters.items():
@@ -154,13 +154,14 @@ def judged_task(
 
 
 def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[int, Sample]]:
-    """Return the metric that scores a task, as ``FILTER/METRIC``, and its samples with a score.
+    """Return the metric that scores a task, as ``FILTER/METRIC``, and the task's scored samples.
 
     The samples are a dictionary: index of the document -> its sample.
 
     Args:
         file: A file of samples, or the folder of a run of one task; results are not needed.
-        judge: ``METRIC`` or ``FILTER/METRIC``; default: the first filter and known metric.
+        judge: ``METRIC`` or ``FILTER/METRIC``; None for the task's first filter, and the first
+            known metric that this filter has.
 
     Raises:
         HarnessError: The file does not exist, is damaged, has several tasks, or has no such metric.
@@ -191,7 +192,8 @@ def task_scores(
     Args:
         run: The run.
         task: Name of the task.
-        judge: ``METRIC`` or ``FILTER/METRIC``; default: the first filter and known metric.
+        judge: ``METRIC`` or ``FILTER/METRIC``; None for the task's first filter, and the first
+            known metric that this filter has.
 
     Raises:
         HarnessError: The samples are damaged, or have no such metric.
@@ -199,7 +201,7 @@ def task_scores(
     judged = judged_task(run, task, judge, allow_holes=True)
     if judged.metric is None:
         raise HarnessError(
-            f"{run.samples[task]} has no known metric that scores single documents: {judged.notes[-1]}"
+            f"expected a score for each document in {run.samples[task]}, but {judged.notes[-1]}"
         )
     scored = {}
     for i, sample in judged.samples.items():
@@ -209,9 +211,10 @@ def task_scores(
 
 
 def stock_name(task: str) -> str:
-    """Return the name of lm-eval's stock task, without ``_dispersion`` at its end.
+    """Return the name of lm-eval's own (stock) task, for the name of a task in a run.
 
-    The groups that lm-eval 0.5 puts before a task's name are removed, too.
+    ``_dispersion`` at the end is removed, and so are the groups that lm-eval 0.5 puts before the
+    name.
 
     >>> stock_name("mmlu_stem::mmlu_anatomy"), stock_name("arc_easy_dispersion")
     ('mmlu_anatomy', 'arc_easy')
@@ -222,7 +225,8 @@ def stock_name(task: str) -> str:
 def names_of(run: LoggedRun, task: str) -> list[str]:
     """Return the names by which ``--metric`` may refer to a task.
 
-    These are the task's own name, the stock task's, and the names of the groups that hold it.
+    These are the task's own name, its :func:`stock_name`, and the names of the groups that hold it,
+    with and without ``_dispersion`` at the end.
     """
     holders = defaultdict[str, list[str]](list)
     for group, members in section(run.results_of(task), "group_subtasks").items():
@@ -245,7 +249,7 @@ def check_named(run: LoggedRun, tasks: Iterable[str], judge: str | None) -> None
 
     Args:
         run: The run.
-        tasks: Names of its tasks.
+        tasks: Names of the run's tasks.
         judge: Text of ``--metric``; None if it was not given.
 
     Raises:
@@ -270,7 +274,7 @@ def is_logged(place: str | Path) -> bool:
 def read_logged(place: str | Path, judge: str | None = None) -> Store:
     """Return the samples of a run as a store without layers.
 
-    Tasks have the names of the stock tasks.
+    Tasks have their :func:`stock_name`.
 
     Args:
         place: Folder of the run, or a file of its results or samples.

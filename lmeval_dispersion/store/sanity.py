@@ -97,10 +97,10 @@ def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
 
 
 def not_finite_sentence(documents: int) -> str:
-    """Return the reason why a checkpoint fails.
+    """Return the reason to drop a checkpoint with log-probabilities that are not finite.
 
-    ``documents`` is the number of questions whose log-probabilities are not finite.
-    The reason is a clause that follows the checkpoint's name and a colon.
+    The reason is a clause that follows the checkpoint's name and a colon. ``documents`` is the
+    number of questions with such log-probabilities.
 
     >>> not_finite_sentence(1)
     "the log-probabilities of 1 question are not finite; check that the model's weights are not \
@@ -111,7 +111,7 @@ damaged, or try model_args dtype=float32"
 
 
 class CountedAsWrong(NamedTuple):
-    """A run's score, and what it would be with documents that are not finite counted as wrong.
+    """A run's mean score, and what it would be with answers that are not finite counted as wrong.
 
     Attributes:
         documents: Number of documents with a score, or counted in ``not_finite``.
@@ -126,14 +126,19 @@ class CountedAsWrong(NamedTuple):
     as_wrong: float
 
     def sentence(self) -> str:
-        """Return a clause with both scores and what to do; ``not_finite`` must not be 0."""
+        """Return a clause with both scores and what to do; ``not_finite`` must not be 0.
+
+        If no document has a score, the clause says so in place of the scores.
+        """
         number = f"{self.not_finite:,} of {self.documents:,}"
         if self.not_finite == self.documents:
             number = f"all {self.documents:,}"
         shares = "none of them has a score"
         if not math.isnan(self.score):
-            both = f"{mean_text(self.score)} as lm-eval scored them, {mean_text(self.as_wrong)} with these"
-            shares = f"{both} counted as wrong"
+            shares = (
+                f"the mean score is {mean_text(self.score)} as lm-eval gives it, and "
+                f"{mean_text(self.as_wrong)} with these documents counted as wrong"
+            )
         return (
             f"the log-probabilities or scores of {number} documents are not finite: {shares}; "
             f"{NOT_FINITE_ADVICE}"
@@ -153,8 +158,8 @@ def as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> Arr
     """Return the scores, with those where ``finite`` is False counted as wrong. Shape (n,), float64.
 
     A wrong answer has the score 0, or the lowest score if that is below 0. If lower scores are
-    better, it has the score 1, or the highest if that is above 1. NaN stays where ``finite`` is
-    True: such a document has no label.
+    better, it has the score 1, or the highest if that is above 1. A score of NaN stays NaN where
+    ``finite`` is True.
 
     Args:
         scores: Score of each document. Shape (n,).
@@ -169,8 +174,8 @@ def as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> Arr
 def counted_as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> CountedAsWrong:
     """Return a run's mean score as it is, and with non-finite answers counted as wrong.
 
-    Documents with a finite answer but no score are not counted. The arguments are those of
-    :func:`as_wrong`.
+    Documents without a score are not counted if ``finite`` is True for them. The arguments are
+    those of :func:`as_wrong`.
     """
     counted = as_wrong(scores, finite, lower_is_better)
     return CountedAsWrong(
@@ -222,9 +227,9 @@ class Logged:
         return clauses
 
     def remarks(self) -> list[str]:
-        """Return clauses on doubts about single tasks, and on scores that are all the same.
+        """Return the clauses of :meth:`doubts_by_task`, and one more if all scores are the same.
 
-        A good model may have such scores, so these clauses are not doubts about the run.
+        Equal scores are not among :meth:`doubts`, since a good model may have them.
         """
         clauses = self.doubts_by_task()
         known = self.scores[np.isfinite(self.scores)]
@@ -273,7 +278,7 @@ class Logged:
         return bool(list(self._one_for_all()))
 
     def commonest(self) -> CommonestAnswer:
-        """Return the most frequent answer: a text, or the position of a choice, as ``choice 1``."""
+        """Return the most frequent answer: a text, or a position such as ``choice 1``."""
         finite = finite_answer(self.log_probabilities)
         words = Counter[str]()
         for row in np.flatnonzero(finite).tolist():
@@ -349,8 +354,9 @@ class CommonestAnswer:
     Attributes:
         answer: The answer; None if there are no answers.
         documents: Number of documents with this answer.
-        given: Number of documents with any answer.
-        accuracy: Accuracy of a model that always gives this answer; NaN if the targets are unknown.
+        given: Number of documents with any answer of this kind (a text, or a choice).
+        accuracy: Accuracy of a model that always gives this answer; NaN if the targets are unknown,
+            or do not explain the scores of this answer.
         accuracy_low: Lower end of the Wilson interval of the run's own accuracy, over documents
             with choices; NaN without any.
     """
@@ -363,14 +369,15 @@ class CommonestAnswer:
 
     @property
     def share(self) -> float:
-        """Share of the answers that are this one, from 0 to 1; NaN without answers."""
+        """Share of this answer among the ``given`` ones, from 0 to 1; NaN if there are none."""
         return self.documents / self.given if self.given else math.nan
 
     @property
     def is_only_one(self) -> bool:
-        """Whether at least 90 % of ten or more answers are this one, and the rest gain nothing.
+        """Whether the model gives hardly any other answer.
 
-        The rest gain something if the run is clearly more accurate than always giving this answer.
+        At least 90 % of ten or more answers have to be this answer, and the run must not be clearly
+        more accurate than always giving it.
         """
         is_better = self.accuracy_low > self.accuracy  # False for NaN
         return self.given >= _FEWEST and self.share >= _ONE_ANSWER and not is_better
@@ -461,7 +468,7 @@ class Fingerprints:
 
 
 def equal_answers(first: Fingerprints, second: Fingerprints) -> tuple[int, int]:
-    """Return the number of documents with equal log-probabilities in two runs, and of all compared.
+    """Count the documents with equal log-probabilities in two runs, and all that were compared.
 
     Log-probabilities are equal if all their digits are. If some documents differ, those in half
     precision do not count as equal, since similar models share them by chance. Documents whose
@@ -489,7 +496,7 @@ def equal_answers(first: Fingerprints, second: Fingerprints) -> tuple[int, int]:
 
 
 def equal_answers_clause(equal: int, telling: int) -> str:
-    """Return a clause on how many log-probabilities of two runs are equal, and the likely causes.
+    """Return a clause on documents with equal log-probabilities in two runs, and the likely causes.
 
     ``equal`` and ``telling`` are the numbers of :func:`equal_answers`, the first above 0.
     """
@@ -502,7 +509,7 @@ def equal_answers_clause(equal: int, telling: int) -> str:
 
 
 def renumbered(first: Mapping[tuple[str, int], str], second: Mapping[tuple[str, int], str]) -> int:
-    """Return how many documents have another number in a second run than in the first.
+    """Return how many documents have different numbers in two runs.
 
     Documents are recognised by their hash; hashes that several documents of a task have are left
     out. Each argument maps a task and a document's number to the document's hash.
@@ -516,10 +523,13 @@ def renumbered(first: Mapping[tuple[str, int], str], second: Mapping[tuple[str, 
 
 
 def renumbered_clause(documents: int) -> str:
-    """Return a clause on a run of which ``documents`` have other numbers than in the first run."""
+    """Return a clause on ``documents`` that have different numbers than in the first run."""
+    have = f"{documents:,} documents have different numbers"
+    if documents == 1:
+        have = "1 document has a different number"
     return (
-        f"{documents:,} documents have another number than in the first run, because lm-eval up to 0.4.13 "
-        "numbers them wrongly where `--samples` lists them unsorted (its issue 4084)"
+        f"{have} than in the first run, because lm-eval up to 0.4.13 numbers documents wrongly "
+        "where `--samples` lists them unsorted (its issue 4084)"
     )
 
 

@@ -110,7 +110,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, change, said):
 
 def test_a_file_that_is_not_there_or_cut_off_is_refused(tmp_path):
     a = samples(tmp_path / "a", [1.0] * 6)
-    with pytest.raises(HarnessError, match=r"no known metric that scores single documents"):
+    with pytest.raises(HarnessError, match=r"expected a score for each document"):
         compare_samples(samples(tmp_path / "b", [9.0] * 6, metric="perplexity"), a)
     with pytest.raises(HarnessError, match="does not exist; name a samples_TASK_DATE"):
         compare_samples(a, tmp_path / "none")

@@ -166,7 +166,8 @@ def test_another_version_of_a_task_is_said(tmp_path):
     (tmp_path / "tuned.json").write_text(json.dumps(content), "utf-8")
     notes = compare([DATA / "base-epochs", tmp_path]).notes
     assert any(
-        "another version of sums: 0 in mockllm/base, 3 in mockllm/tuned" in note for note in notes
+        "the versions of sums differ: 0 in mockllm/base, 3 in mockllm/tuned" in note
+        for note in notes
     )
     shutil.copy(DATA / "base-epochs" / "sums.json", tmp_path / "base.json")
     assert "versions of the task: 0 and 3" in read_accuracies(str(tmp_path)).meaning

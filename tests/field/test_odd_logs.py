@@ -81,7 +81,7 @@ def test_only_answers_that_are_not_finite_are_said_and_counted(
     for said in (audit(odd).answer(), compare([other, odd]).answer()):
         text = " ".join(said[:2])
         assert ("of 30 of 120 documents are not finite" in text or "30 of 120" in text) != finite
-        assert (f"{100 * as_wrong:.1f} % with these counted as wrong" in text) != finite
+        assert (f"{100 * as_wrong:.1f} % with these documents counted as wrong" in text) != finite
         assert f"{100 * as_logged:.1f} %" in " ".join(said)
 
 
@@ -125,7 +125,7 @@ def test_a_score_that_is_nan_is_left_out_and_said(tmp_path: Path) -> None:
     found = compare([other, odd])
     text = " ".join(found.answer())
     assert (
-        "30 of 120 documents are not finite: 100.0 % as lm-eval scored them, 75.0 % with these"
+        "30 of 120 documents are not finite: the mean score is 100.0 % as lm-eval gives it, and 75"
         in text
     )
     assert "odd answers more documents right" not in text
@@ -271,12 +271,12 @@ def test_documents_under_other_numbers_are_said(
         run(tmp_path, "two", replace(sound(_LESS, 2), numbers=moved)),
     ]
     assert main(["race", "--replay", *names, "-q"]) == 0
-    assert "2 documents have another number than in the first run" in " ".join(
+    assert "2 documents have different numbers than in the first run" in " ".join(
         capsys.readouterr().out.split()
     )
     assert main(["compare", *names, "-q"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "2 documents have another number than in the first run" in text
+    assert "2 documents have different numbers than in the first run" in text
     assert f"{N} shared documents;" in text  # by their hashes
     plain = run(tmp_path, "three", sound(_LESS, 2))
     assert main(["race", "--replay", names[0], plain, "-q"]) == 0

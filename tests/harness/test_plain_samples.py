@@ -72,10 +72,7 @@ def test_the_documents_are_those_of_a_store_from_the_same_samples(logged, from_s
     assert found.documents["task"].isin(["wikitext", "mmlu_astronomy"]).any()
     notes = " ".join(read_run(logged).notes)
     assert "gsm8k: answers are judged by strict-match/exact_match." in notes
-    assert (
-        "wikitext: no metric judges single documents, so they have no label: word_perplexity, "
-        in notes
-    )
+    assert "wikitext: no metric scores single documents: word_perplexity, " in notes
 
 
 def test_two_runs_are_paired_document_by_document(logged):

@@ -95,7 +95,7 @@ def test_the_sentences_of_a_replay(
             "in 40 of 40 random orders, with 35 % of the questions asked (median; in nine of ten orders "
             "35 to 35 %) and 2 of 3 loaded.",
         ),
-        (["2", "1"], "another best than 0 in 40 of 40 random orders"),
+        (["2", "1"], "a checkpoint other than 0 in 40 of 40 random orders"),
     ],
 )
 def test_a_screen_leaves_some_unloaded(listed: list[str], sentence: str) -> None:
@@ -119,7 +119,7 @@ def test_where_the_best_is_never_named_the_sentence_says_so() -> None:
     answers = {"b": Scores(score, score), "a": Scores(more, more)}
     result = replay(Recorded(answers, ["t"]), orders=20, margin=0.05)
     text = " ".join(result.answer())
-    assert "another best than a in 20 of 20 random orders" in text
+    assert "a checkpoint other than a in 20 of 20 random orders" in text
     assert "worse by at most 0.010" in text
     # Of equal ones the sentence has the one that was named.
     result = replay(Recorded({**answers, "b": answers["a"]}, ["t"]), orders=20, margin=0.05)
@@ -220,7 +220,7 @@ def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
     other = next((results / "sums-00").rglob("results_*.json"))
     other.write_text(other.read_text().replace('"sums": "Yaml"', '"sums": 2'))
     assert main(["race", "--replay", names[1], str(results / "sums-00"), "-q"]) == 0
-    assert "Another version of sums: Yaml in " in " ".join(capsys.readouterr().out.split())
+    assert "The versions of sums differ: Yaml in " in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_demo_takes_a_second_and_needs_no_torch(tmp_path: Path) -> None:

@@ -254,7 +254,9 @@ def test_tasks_of_one_run_may_be_asked_in_their_own_ways_and_older_stores_are_re
         written(tmp_path / "old" / task, task=task)
     assert "identity" not in read_store(tmp_path / "old").manifest
     written(tmp_path / "c", task="c")
-    with pytest.raises(MixedStoresError, match="was written before stores had an identity"):
+    with pytest.raises(
+        MixedStoresError, match="was written by a version that did not record the weights"
+    ):
         read_store(tmp_path)
 
 
@@ -287,7 +289,7 @@ def test_only_tasks_that_both_have_need_one_prompt_and_unknown_identities_are_no
     assert compared(tmp_path) == ([], [], [])
     old = read_store(written(tmp_path / "old")).parts
     assert model_notes(old, old) == []
-    assert "before stores had an identity" in model_notes(read_store(tmp_path / "a").parts, old)[0]
+    assert "did not record the weights" in model_notes(read_store(tmp_path / "a").parts, old)[0]
     for task, shots in (("t", "0"), ("other", "5")):
         written(
             tmp_path / "two" / task,

@@ -84,7 +84,7 @@ def test_an_added_checkpoint_is_left_out_and_its_code_does_not_run(
     # Named by the command, it is raced; its code runs only if the command says so too.
     named = words(tasks, out, "sums-80", "sums-30", evil)
     assert main(named) == 2
-    assert "--model_args: expected trust_remote_code=True, as" in capsys.readouterr().err
+    assert "--model_args: expected trust_remote_code=True, which" in capsys.readouterr().err
     assert not marker.exists()
 
 
