@@ -191,7 +191,9 @@ def adapter_config_beside_full_model(folder: Path) -> Expected:
     model = save_base(folder / "run")
     save_lora(folder / "run", model, "base")
     (folder / "run" / FILE).unlink()
-    return Expected(target="run", refused={"run": ("adapter_model.safetensors", "remove that file")})
+    return Expected(
+        target="run", refused={"run": ("adapter_model.safetensors", "remove that file")}
+    )
 
 
 @ADAPTERS.case("https://github.com/TFM-HITESH/MedAI")
