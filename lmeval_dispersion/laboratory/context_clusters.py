@@ -136,8 +136,8 @@ class ClustersResult(StudyResult):
         - ``rows``: the rows of ``summary`` at one layer (``last``, or the last that was measured);
         - ``defined``: whether there are at least three clusters and every row has a finite ratio;
         - ``against``: a comparison with the first model, empty if not ``defined``. Each entry is a
-          pair: ``further apart``, ``closer together`` or ``not clearly differently``, and the names
-          of the models whose clusters lie so.
+          pair: ``further apart``, ``closer together`` or ``neither clearly further apart nor closer
+          together``, and the names of the models whose clusters lie so.
         """
         layers = list(dict.fromkeys(self.summary["layer"]))
         layer = "last" if "last" in layers else layers[-1]
@@ -163,7 +163,7 @@ class ClustersResult(StudyResult):
         first = rows[0]
         further = "further apart"
         closer = "closer together"
-        unclear = "not clearly differently"
+        unclear = "neither clearly further apart nor closer together"
         groups: dict[str, list[str]] = {further: [], closer: [], unclear: []}
         for row in rows[1:]:
             value = float(np.log(row["ratio"] / first["ratio"]))

@@ -258,10 +258,13 @@ def sublayers(asked: Sublayers) -> SublayersResult:
         )
     settings = {"layers": asked.layers, "sizes": sorted(set(sizes)), "knn": asked.knn}
     parts = {"datastore": asked.datastore, "tune": asked.tune, "test": asked.test}
-    if not asked.knn and (parts != PARTS or asked.neighbours != NEIGHBOURS):
+    of_knn = [name for name in PARTS if parts[name] != PARTS[name]]
+    if asked.neighbours != NEIGHBOURS:
+        of_knn.append("neighbours")
+    if of_knn and not asked.knn:
+        names = listed(of_knn)
         raise UsageError(
-            "expected knn together with datastore, tune, test or neighbours, got one of these "
-            "settings without knn; add knn (--knn), or leave the setting out",
+            f"expected knn together with {names}, got none; add knn (--knn), or leave {names} out",
             argument="knn",
         )
     texts: dict[str, DataLike] = {}
@@ -288,9 +291,12 @@ def _check_parts(parts: Mapping[str, float | DataLike], neighbours: int) -> None
             raise UsageError(
                 f"expected a share above 0 and at most 1, or a text, got {share}", argument=name
             )
-    if sum(shares.values()) > 1 + 1e-9:
+    total = sum(shares.values())
+    if total > 1 + 1e-9:
+        each = ", ".join(f"{name} {share:g}" for name, share in shares.items())
         raise UsageError(
-            f"expected shares of the text that add up to at most 1, got {sum(shares.values()):g}",
+            f"expected shares of the text that add up to at most 1, got {total:g} ({each}); lower "
+            "one of them",
             argument=next(iter(shares)),
         )
     if neighbours < 1:

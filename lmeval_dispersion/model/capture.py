@@ -57,9 +57,12 @@ class Site:
     kind: str
 
     def hook(self, see: Callable[[Tensor], None]) -> list[RemovableHandle]:
-        """Register hooks that call ``see`` with the state in each forward pass, and return them.
+        """Register hooks that call ``see`` with the state in each forward pass.
 
-        The state has the shape (batch, tokens, d). The caller removes the hooks.
+        The state has the shape (batch, tokens, d).
+
+        Returns:
+            The handles with which the caller removes the hooks.
         """
         if self.kind == "attn":
             return _AfterMixer(see).hook(self.module)

@@ -443,7 +443,7 @@ def weights_identity(
 def weights_stamp(
     name: str | Path, gguf: str | None = None, *, adapter: bool = False
 ) -> list[list[Any]]:
-    """Return ``[name, size, time]`` for each file of a folder from which a model is loaded.
+    """Return ``[name, size, time]`` of each file that is read when a folder's model is loaded.
 
     ``size`` is in bytes, and ``time`` is that of the last change, in ns. The list is empty for a
     Hub id. With ``adapter``, the files are those of a PEFT adapter; ``gguf`` is as in
@@ -530,8 +530,8 @@ def folder_digest(folder: Path, patterns: tuple[str, ...]) -> str | None:
 def settings_identity(model: Any) -> dict[str, str]:
     """Return the ``dtype`` and ``quantization`` of a transformers model in memory.
 
-    The quantisation is its configuration as JSON. A key is left out if the model has no such
-    setting.
+    ``quantization`` is the model's quantisation configuration, as JSON. A key is left out if the
+    model has no such setting.
     """
     identity = {}
     dtype = getattr(model, "dtype", None)
