@@ -59,7 +59,7 @@ class Family:
 
 
 def load_families(path: str | Path | None = None) -> dict[str, Family]:
-    """Read the families in a YAML file, by default in the bundled one.
+    """Read the families in a YAML file, by default in the bundled file.
 
     Returns:
         A mapping from the name of each family to the family, in the order of the file.
