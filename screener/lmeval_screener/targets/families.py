@@ -112,7 +112,7 @@ def load_family(name: str, path: str | Path | None = None) -> Family:
     members = _families_with(name, families)
     if members:
         found = f"models with this name are in {', '.join(members)}"
-        hint = f"; {found}: `--family {members[0]}`"
+        hint = f"; {found}; give `--family {members[0]}`"
     else:
         hint = nearest(name, families)
     raise UsageError(f"unknown family {name!r}{where}{hint}; known: {', '.join(families)}")
