@@ -48,7 +48,8 @@ class Option(NamedTuple):
         metavar: The value's name in the help; None for a flag, or to show the choices.
         names: The option's names, such as ``("-o", "--output")``. Default: the field's name.
         action: The argparse action for the value; None to store it.
-        type: Converts the option's text to the value; None to convert it to the field's type.
+        type: Function that converts the option's text to the value; None to convert the text to
+            the field's type.
     """
 
     metavar: str | None = None

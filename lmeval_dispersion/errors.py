@@ -131,7 +131,7 @@ def brief(value: object) -> str:
 
 
 def beginning(text: str) -> str:
-    """Return a text, shortened to 60 characters if it is longer: 57 of its own and "...".
+    """Return a text; if it has more than 60 characters, its first 57 and "...".
 
     >>> beginning("a" * 100)[-5:]
     'aa...'

@@ -29,8 +29,8 @@ class Held:
         held: Number of cells (a group on one task) whose short list held such a checkpoint.
         cells: Number of all cells.
         measured: Date of the measurement.
-        fresh: Whether the groups were trained afterwards, to test a fitted `Slope`. If False, the
-            slope was fitted to them, or they are parts of other groups.
+        fresh: Whether the groups were trained to test a `Slope` that had been fitted before. If
+            False, the slope was fitted to these groups, or they are parts of other groups.
     """
 
     groups: str

@@ -21,6 +21,8 @@ def key_values(text: str, *, check: bool = True) -> dict[str, str]:
         if check and not (key and equals):
             raise UsageError(f"expected K=V,K=V, got {pair.strip()!r}", argument="model_args")
         if check and key in given:
-            raise UsageError(f"expected each key once, got {text}", argument="model_args")
+            raise UsageError(
+                f"expected each key once, got {text}; give {key} once", argument="model_args"
+            )
         given[key] = value.strip()
     return given

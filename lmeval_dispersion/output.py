@@ -84,7 +84,9 @@ class Output:
         return self.formats == {"table"} and not self.details
 
     def write(self, document: Document, *, table: str | None = None) -> None:
-        """Print the report, or write it to :attr:`files` and print only its answer.
+        """Print the report, or write it to :attr:`files` and print only its answer unless ``quiet``.
+
+        The answer is the paragraphs with which the report begins.
 
         Args:
             document: The report; the command is added to it.

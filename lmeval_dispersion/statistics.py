@@ -33,7 +33,7 @@ _DRAWS = 9_999
 
 
 class Bounds(NamedTuple):
-    """The two ends of an interval, by default of 95 %; NaN where it is undefined.
+    """The two ends of an interval, of 95 % if no other level is stated; NaN if it is undefined.
 
     Attributes:
         low: The lower end.
@@ -216,7 +216,7 @@ def correlation_difference(
 ) -> Bounds:
     """Return the 95 % interval of the second correlation minus the first.
 
-    The two correlations may depend on each other, as they do if both are of the same points.
+    The two correlations may depend on each other, as they do if both come from the same points.
 
     Args:
         first: The first correlation with its 95 % interval.

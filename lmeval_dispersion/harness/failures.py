@@ -17,7 +17,9 @@ from lmeval_dispersion.report.declared import listed
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Inside this context, turn common failures into a DispersionError with one sentence.
+    """Inside this context, turn common failures of lm-eval, torch or the Hub into DispersionErrors.
+
+    The message of such an error is one sentence; see :func:`failure_sentence`.
 
     Other errors are raised unchanged, and so is every error if the environment variable
     ``DISPERSION_DEBUG`` is set.

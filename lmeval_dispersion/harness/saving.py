@@ -98,8 +98,8 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
     """Write the store of a finished task, and return the task's summary for lm-eval's results.
 
     If the store cannot be written, the error is logged and ``store`` in the summary is None.
-    Warnings are logged too; under the command ``lm_eval``, :func:`report_at_exit` prints them for
-    all tasks together.
+    Warnings are logged, too; only under the command ``lm_eval`` they are kept, and
+    :func:`report_at_exit` prints them for all tasks together.
 
     Args:
         run: The task's run, from :func:`begin`.

@@ -619,7 +619,7 @@ def build_requests(task: Any, **options: Any) -> None:
     ``options`` are those of lm-eval's ``build_all_requests``.
 
     Raises:
-        DispersionError: A common failure, as a sentence; see :func:`failures.sentences`.
+        DispersionError: lm-eval failed in a common way; see :func:`failures.sentences`.
     """
     with sentences(), redirect_stderr(StringIO()):
         task.build_all_requests(rank=0, world_size=1, **options)
@@ -631,7 +631,7 @@ def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[
     With a model ``lm``, prompts are in the model's chat template.
 
     Raises:
-        DispersionError: A common failure, as a sentence; see :func:`failures.sentences`.
+        DispersionError: lm-eval failed in a common way; see :func:`failures.sentences`.
     """
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     chosen = sorted(documents)

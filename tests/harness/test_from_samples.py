@@ -105,7 +105,7 @@ def test_samples_that_are_not_whole_are_refused_or_noted(
     parts = (
         "with a function",
         r"1 of 4 documents \(2\)",
-        "do not name the tokenizer",
+        "do not name their tokenizer",
         "context length",
     )
     for note, part in zip(store.manifest["samples"]["notes"], parts, strict=True):

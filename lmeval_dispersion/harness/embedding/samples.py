@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from lm_eval.utils import apply_template
 
-from lmeval_dispersion.errors import HarnessError, UsageError
+from lmeval_dispersion.errors import HarnessError, UsageError, first_line
 from lmeval_dispersion.files import sha256
 from lmeval_dispersion.harness import recording
 from lmeval_dispersion.harness.records import (
@@ -189,7 +189,10 @@ def _model(run: LoggedRun, arguments: Mapping[str, Any]) -> Any:
         with warned_loads(adapter="peft" in arguments):
             lm = HFLM(**options)
     except (OSError, TypeError, ValueError) as error:
-        raise HarnessError(f"{arguments['pretrained']} cannot be loaded: {error}") from error
+        raise HarnessError(
+            f"{arguments['pretrained']} cannot be loaded: {first_line(error)}; check its name and "
+            "model_args"
+        ) from error
     recording.check_model(lm, "a store from samples")
     return lm
 

@@ -59,7 +59,7 @@ class Family:
 
 
 def load_families(path: str | Path | None = None) -> dict[str, Family]:
-    """Read the families in a YAML file, by default in the bundled one.
+    """Read the families in a YAML file, by default in the bundled file.
 
     Returns:
         A mapping from the name of each family to the family, in the order of the file.
@@ -112,7 +112,7 @@ def load_family(name: str, path: str | Path | None = None) -> Family:
     members = _families_with(name, families)
     if members:
         found = f"models with this name are in {', '.join(members)}"
-        hint = f"; {found}: `--family {members[0]}`"
+        hint = f"; {found}; give `--family {members[0]}`"
     else:
         hint = nearest(name, families)
     raise UsageError(f"unknown family {name!r}{where}{hint}; known: {', '.join(families)}")

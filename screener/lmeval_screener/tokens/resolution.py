@@ -41,7 +41,7 @@ def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -
             or ``math`` if no tasks are given. If the answers name no domain, G is computed from the
             answers, too.
         tasks: Tasks as ``NAME,NAME``, or an answer set. The ratio is computed from the answers of
-            the first task that has any; if there is none, from those of the domain.
+            the first task that has any; if none has, from the domain's own answers or words.
 
     Returns:
         The domain's token set, whose ``answers`` are those for the ratio.

@@ -91,14 +91,14 @@ def test_unknown_family():
 @pytest.mark.parametrize(
     ("name", "leads"),
     [
-        ("deepseek-r1-distill", "qwen2.5, llama3: `--family qwen2.5`"),
-        ("llama", "llama2, llama3: `--family llama2`"),
-        ("mixtral", "mistral-v0.1: `--family mistral-v0.1`"),
-        ("CodeLlama", "llama2: `--family llama2`"),
-        ("qwen1", "qwen1.5, qwen2.5: `--family qwen1.5`"),
-        ("Qwen/Qwen2.5-Math-7B", "qwen2.5: `--family qwen2.5`"),
-        ("qwen25", "qwen2.5: `--family qwen2.5`"),
-        ("bloomz", "bloom: `--family bloom`"),
+        ("deepseek-r1-distill", "qwen2.5, llama3; give `--family qwen2.5`"),
+        ("llama", "llama2, llama3; give `--family llama2`"),
+        ("mixtral", "mistral-v0.1; give `--family mistral-v0.1`"),
+        ("CodeLlama", "llama2; give `--family llama2`"),
+        ("qwen1", "qwen1.5, qwen2.5; give `--family qwen1.5`"),
+        ("Qwen/Qwen2.5-Math-7B", "qwen2.5; give `--family qwen2.5`"),
+        ("qwen25", "qwen2.5; give `--family qwen2.5`"),
+        ("bloomz", "bloom; give `--family bloom`"),
     ],
 )
 def test_a_name_that_is_no_family_leads_to_where_the_models_are(name, leads):
