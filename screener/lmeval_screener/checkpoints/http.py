@@ -123,7 +123,8 @@ class Quota:
         """Return how many requests may be sent now.
 
         The number is infinite if the server states no limit, and 0 or negative if requests have to
-        wait. Until the server has answered, at most `UNSTATED` requests may be sent.
+        wait. While the rest of the quota is not known, at most `UNSTATED` requests are sent at a
+        time.
         """
         now = time.monotonic()
         if now < self._throttled_until:

@@ -282,9 +282,10 @@ class Hub:
     async def api(
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
-        """Request an address of the Hub's API; return the JSON, parsed, and the response.
+        """Request an address of the Hub's API; return the result and the response.
 
-        ``what`` and ``revision`` are named in messages.
+        ``parse`` turns the response's JSON into the result. ``what`` and ``revision`` are named in
+        messages.
 
         Raises:
             ScreeningError: The Hub refuses, the request fails after retries, ``parse`` raises an

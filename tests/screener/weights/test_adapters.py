@@ -489,6 +489,17 @@ def test_tensors_that_do_not_fit_are_refused(untied, tmp_path, name, tensor, say
     refused(rows, folder, untied, code="AdapterOnly", says=says)
 
 
+def test_magnitudes_for_another_number_of_rows_are_refused(untied, tmp_path):
+    folder = adapter(untied, tmp_path / "a", lora(target_modules=["lm_head"], use_dora=True))
+    stem = "base_model.model.lm_head."
+    tensors = load_file(folder / FILE)
+    tensors.pop(f"{stem}base_layer.weight", None)
+    tensors[f"{stem}lora_magnitude_vector"] = torch.ones(V - 1)
+    save_file(tensors, folder / FILE)
+    says = f"DoRA magnitudes of shape {V - 1} × 1, where {V} × 1 is expected"
+    refused(rows, folder, untied, code="AdapterOnly", says=says)
+
+
 def test_what_a_training_leaves_beside_its_adapter_is_no_model(untied, tmp_path):
     folder = adapter(untied, tmp_path / "checkpoint-9", HEADS["a saved head"])
     plain = rows(folder, untied)

@@ -548,7 +548,14 @@ async def _adapted_rows(
         rows = replace(rows, tokens=ids, token_rows=token_rows)
     v, d = rows.shape
     for update in updates:
-        if update.shape != (v, d) or (update.magnitude and update.magnitude.shape != (v, 1)):
+        magnitude = update.magnitude
+        if magnitude is not None and magnitude.shape != (v, 1):
+            stored, width = magnitude.shape
+            raise adapter.broken_error(
+                f"stores DoRA magnitudes of shape {stored} × {width}, where {v} × 1 is expected",
+                _CHECK_BASE,
+            )
+        if update.shape != (v, d):
             factors = f"{update.shape[0]} × {update.shape[1]}"
             raise adapter.broken_error(
                 f"has factors for a matrix of {factors}, where the matrix of its base is {v} × {d}",

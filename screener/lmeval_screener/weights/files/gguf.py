@@ -161,8 +161,8 @@ class GgufModel:
             raise ScreeningError(
                 "BadTokenizer",
                 f"expected a GGUF vocabulary of one of the types {', '.join(_VOCABULARIES)}, got "
-                f"{model!r}, whose tokens do not spell their leading space; screen the model in "
-                "safetensors",
+                f"{model!r}, whose tokens do not show whether a space comes before them; screen "
+                "the model in safetensors",
             )
         tokens = self.pairs["tokens"]
         roles = self.pairs["types"] or [None] * len(tokens)
@@ -470,8 +470,8 @@ class _Walk:
             GGUF_TENSORS, self._size // 24
         ):
             raise self._bad(
-                f"it announces {count} pairs and {tensors} tensors, more than the file can "
-                "hold, or more than are read"
+                f"it announces {count} pairs and {tensors} tensors, too many for the file, or for "
+                f"the limits of {GGUF_PAIRS:,} and {GGUF_TENSORS:,}"
             )
         return tensors, count
 
