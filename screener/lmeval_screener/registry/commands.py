@@ -28,7 +28,7 @@ actions:
   query FILE [SQL]      the latest states of all checkpoints, ranked across runs; or the answer to SQL
   FILE                  the same as query FILE
   show FILE CHECKPOINT  the history of a checkpoint, by its printed label, path or address
-  diff FILE last        the last news once more, as they were announced
+  diff FILE last        the last news once more, as it was announced
   diff FILE DATE        what has changed since then: new, changed, recovered, renamed, gone, failed
 
 SQL is read-only. Tables: runs, seen, results, tokenizers, names; the view checkpoints has the

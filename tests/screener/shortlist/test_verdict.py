@@ -530,7 +530,7 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
     first = Chances(11, own).first_for()
     chance = f"{Chances(11, own).between(1, first):.0%}"
     assert yours["answer"][1] == (
-        f"{said}ranks 1–{first} hold the best with a chance of {held[first - 1]:.0%}; rank 1 is better than "
+        f"{said}ranks 1–{first} hold the best checkpoint with a chance of {held[first - 1]:.0%}; rank 1 is better than "
         f"rank {first} with a chance of {chance}."
     )
     assert not [sentence for sentence in yours["answer"] if "Of our" in sentence]
