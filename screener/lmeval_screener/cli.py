@@ -50,7 +50,7 @@ checkpoints:
   -                     a list from standard input: one name per line, or CSV
 
 exit status: 0 all were screened, 1 none was, 2 wrong usage, 3 some failed,
-  4 some below --fail-if-below, 5 news for --since; if several, 4 before 5 and 3
+  4 some below --fail-if-below, 5 --since has news; the first of 4, 5, 3 counts
 """
 
 

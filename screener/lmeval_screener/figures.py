@@ -207,7 +207,7 @@ class Ratio:
     marks: Array = field(default_factory=lambda: _NONE)
 
     def above(self, other: Ratio) -> bool:
-        """Whether this ratio exceeds another checkpoint's by more than their two ``rounding``."""
+        """Whether this ratio is above another checkpoint's by more than the sum of ``rounding``."""
         return self.mean - self.rounding > other.mean + other.rounding
 
     def rounding_from(self, base: Ratio) -> float:

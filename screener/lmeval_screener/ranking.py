@@ -459,8 +459,8 @@ class Agreement:
             ``overall`` across groups, which the published evidence does not support.
         group: Name of the group; empty for the other scopes.
         n: Number of checkpoints.
-        spearman: The correlation, in [-1, 1]; NaN for fewer than two checkpoints or equal values.
-            Two checkpoints always give 1 or -1.
+        spearman: The correlation, in [-1, 1]; NaN for fewer than two checkpoints, or if all figures
+            or all accuracies are equal. Two checkpoints always give 1 or -1.
         spearman_p: Two-sided p-value of the correlation: the share of the permutations of the
             accuracies whose correlation is at least as large in absolute value; NaN without a
             correlation. Two checkpoints always give 1, three at least 1/3.

@@ -54,8 +54,8 @@ class Reading:
         tied: Whether the output projection is the input embedding.
         parameters: Number of parameters as stored; None if unknown.
         tokenizer: Digest of the tokenizer file, or of a GGUF file's vocabulary.
-        resolution: The rows of the domain's tokens (T) and of everyday tokens (R) in the tokenizer;
-            checkpoints with the same tokenizer share it.
+        resolution: The rows of the domain's tokens (T), of everyday tokens (R) and of a task's
+            answer tokens in the tokenizer; checkpoints with the same tokenizer share it.
         gaps: Distance, ``cosine`` or ``euclidean`` -> the gap G.
         warnings: Sentences to read along with the figures.
         bytes_read: Bytes read over the network, including those of an adapter's base; 0 if all came

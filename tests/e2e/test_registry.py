@@ -357,11 +357,11 @@ def test_a_checkpoint_is_read_again_when_what_it_rests_on_changed(run, tmp_path,
         words = [base, "--tokenizer", place]
     words += ["--registry", tmp_path / "s.db"]
     assert run(*words).returncode == 0
-    assert "1 of 1 checkpoint taken" in run(*words).stderr
+    assert "the results of 1 of 1 checkpoint" in run(*words).stderr
     if place.suffix == ".json":
         place.write_text(json.dumps(json.loads(place.read_text()), indent=1))
     else:
         os.utime(place, ns=(1, 1))
     read_again = run(*words)
     assert (read_again.returncode, "already had" in read_again.stderr) == (0, False)
-    assert "1 of 1 checkpoint taken" in run(*words).stderr
+    assert "the results of 1 of 1 checkpoint" in run(*words).stderr

@@ -96,9 +96,9 @@ def registry(asked: Questioned) -> Report:
     Returns `News` for the action ``diff``, otherwise an `Answer`.
 
     Raises:
-        UsageError: The file is not a registry or has no results; the checkpoint, domain or time is
-            unknown; the SQL fails or takes over 60 seconds; or an argument is missing or not used
-            by the action.
+        UsageError: The file is not a registry or has no results; the checkpoint, base, domain or
+            time is unknown, or a name matches several checkpoints; the SQL fails or takes over 60
+            seconds; or an argument is missing or not used by the action.
         DispersionError: SQLite cannot read the file: it is damaged or locked.
     """
     action = asked.action

@@ -388,7 +388,7 @@ class Session:
         run: Name of the run.
         since: The text of ``--since``; None without that option.
         ended: When the run ended (UTC); empty before :meth:`finish`.
-        begun: Start (UTC) of the time that the run's news covers; None before the news is made.
+        begun: Start (UTC) of the period that the run's news covers; None before the news is made.
         tokens: Key of the run's pair of token sets, 32 hex digits.
         token: Short hash that identifies the Hub token of the run; empty without a token.
         reused: Number of checkpoints whose readings were taken from the registry.

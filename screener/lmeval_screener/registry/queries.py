@@ -235,7 +235,7 @@ class Ranked:
             gone.
         holds_best: Chance that the best checkpoint of the group has this rank or a better one; None
             if unknown.
-        revision: The commit; None for a folder, and if the checkpoint is gone.
+        revision: The commit; None outside the Hub, and if the checkpoint is gone.
         copy_of: Label of the checkpoint of which this one is a copy; None if it is not a copy.
         note: ``gone``, ``the base``, ``as of DAY: ERROR`` for older figures, or why the checkpoint
             lacks the figure that ranks its group; otherwise None.
@@ -495,7 +495,7 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
         reason = str(error)
         step = "give one SELECT statement in SQLite's dialect"
         if "interrupted" in reason:
-            step = f"the statement took more than {_LIMIT:.0f} seconds: narrow it, such as by WHERE"
+            step = f"the statement took more than {_LIMIT:.0f} seconds: narrow it by WHERE or LIMIT"
         elif "no such table" in reason:
             step = f"select from {listed(_TABLES, 'or')}"
         elif "no such column" in reason:

@@ -191,8 +191,9 @@ def group_sentences(
     first = first_of(group, places)
     if not first:
         no_order = (
-            f"The output rows give these {len(members)} checkpoints no order ({subject}). Race them "
-            "all, or ask each a few questions: `dispersion race --all --budget 5%`."
+            f"Screened for {subject}, these {len(members)} checkpoints get no order from their "
+            "output rows. Race them all, or ask each a few questions: `dispersion race --all "
+            "--budget 5%`."
         )
         return [*against, no_order, *equal]
     success = _success(group, first[-1].rank)

@@ -125,7 +125,7 @@ COLUMNS = (
         lambda c, group: c.rank if group.has_place(c) else None,
     ),
     _C("ranked_by", RankBy, "the figure that ranks the group: `gap` (G) or `ratio`"),
-    _C("metric", Distance, "the distance from which G is computed"),
+    _C("metric", Distance, "the distance in which G is measured, `cosine` or `euclidean`"),
     _C(
         "holds_best",
         _Share | None,
@@ -177,7 +177,7 @@ COLUMNS = (
     _C(
         None,
         float,
-        "paired standard error of the difference",
+        "paired standard error of the difference from the base",
         "against.se",
         "against_base_se",
         only="base",

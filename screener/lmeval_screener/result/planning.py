@@ -29,7 +29,7 @@ _GUIDE = "docs/reference/token-sets.md"
 def plan_document(
     selected: Selected, targets: Sequence[Target], domain: TokenSet, reference: TokenSet
 ) -> Document:
-    """Return a report on about how many requests and bytes a screening costs at most.
+    """Return a report that estimates how many requests and bytes a screening needs at most.
 
     A cache or a registry can only lower the cost.
 
@@ -64,9 +64,9 @@ def plan_document(
             f"{waits[slowest]:.0f} min or more."
         )
     answer = [
-        f"{kinds.pop('to read', 0)} of {count(len(rows), 'checkpoint')} would be read, by up to "
-        f"about {total['resolvers']} resolver and {total['api']} API requests for "
-        f"{total['bytes'] / 1e6:.0f} MB. {wait}"
+        f"{kinds.pop('to read', 0)} of {count(len(rows), 'checkpoint')} would be read, with an "
+        f"estimated maximum of {total['resolvers']} resolver requests, {total['api']} API requests "
+        f"and {total['bytes'] / 1e6:.0f} MB. {wait}"
     ]
     if kinds:
         counts = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))

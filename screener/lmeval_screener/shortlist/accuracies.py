@@ -111,7 +111,7 @@ class Accuracies:
             others = some([label(rated.name, rated.revision) for rated in self.rated], _SHOWN)
             raise UsageError(
                 f"expected accuracies of the screened checkpoints ({some(labels, _SHOWN)}), got "
-                f"those of {others}; give the results of these checkpoints"
+                f"those of {others}; give the results of the screened checkpoints"
             )
         with_accuracy = []
         for target in targets:

@@ -170,8 +170,8 @@ class Verdict(Report):
         slope: How strongly the ranks predict accuracy in these results, fitted with ``ours`` as the
             prior. None if the order has no known chances, if no group has two results that count,
             or if a race dropped checkpoints and some of those drawn at random have no result.
-        ours: The slope that we measured on checkpoints of the same kind; None if the order has no
-            known chances.
+        ours: The slope that we measured on checkpoints of the same kind, or on fine-tunes if the
+            groups are of several kinds; None if the order has no known chances.
         dropped: Number of checkpoints that a race dropped before they had answered all questions.
         places: Number of ranks in the largest group whose chances are known; 0 if there is none.
         metric: Distance of G; empty if unknown.

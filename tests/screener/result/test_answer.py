@@ -35,8 +35,8 @@ NOT_KNOWN = (
 )
 BY_GAP = "How often an order by G is right is not known."
 NOISE = (
-    "The output rows give these {} checkpoints no order (math). Race them all, or ask each a few "
-    "questions: `dispersion race --all --budget 5%`."
+    "Screened for math, these {} checkpoints get no order from their output rows. Race them all, or "
+    "ask each a few questions: `dispersion race --all --budget 5%`."
 )
 APART = [1.5 - i / 20 for i in range(24)]
 
