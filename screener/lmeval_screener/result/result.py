@@ -118,7 +118,7 @@ class Result(Report):
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """The groups of checkpoints that are ranked against each other, each with its best first."""
+        """The groups; the checkpoints of each are ranked against one another, best first."""
         return grouped(self.checkpoints, self.slope)
 
     @property

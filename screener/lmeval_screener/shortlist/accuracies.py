@@ -469,9 +469,12 @@ def _metric(task: str, results: Sequence[Results], path: Path, judge: str | None
     if key is not None:
         return key
     wanted = judge or ", ".join(JUDGES)
+    step = "give the accuracies as a CSV file"
+    if common:
+        step = f"choose one with `--metric [FILTER/]METRIC`, or {step}"
     raise UsageError(
         f"{path}: expected an accuracy of {task} ({wanted}), got {some(common, _SHOWN) or 'none'}; "
-        "choose one with `--metric [FILTER/]METRIC`, or give the accuracies as a CSV file"
+        f"{step}"
     )
 
 

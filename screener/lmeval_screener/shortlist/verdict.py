@@ -220,7 +220,8 @@ class Verdict(Report):
                 if self.dropped:
                     why = (
                         "a race drops checkpoints by their results, so those that remain give no "
-                        f"slope; evaluate the {count(self.dropped, 'checkpoint')} that it dropped"
+                        f"slope; evaluate the {count(self.dropped, 'checkpoint')} that it dropped, "
+                        "and give these results too"
                     )
             raise DispersionError(f"no slope was written to {path}: {why}")
         keep_slope(Path(path), self.slope, self.ours.kind, self.task or self.domain)
