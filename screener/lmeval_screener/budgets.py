@@ -125,23 +125,24 @@ def parsed(
         ScreeningError: The time for the checkpoint has run out (``Timeout``).
     """
     if len(body) > budget.size:
-        raise ValueError(f"it has {len(body)} bytes, more than the limit of {budget.size}")
+        raise ValueError(f"the text has {len(body)} bytes, more than the limit of {budget.size}")
     # Marks in strings count too: the budget has room for them.
     marks = sum(map(body.count, (b"[", b"{", b":", b",")))
     if marks > budget.marks:
         raise ValueError(
-            f"it has {marks} brackets, colons and commas, more than the limit of {budget.marks}"
+            f"the text has {marks} brackets, colons and commas, more than the limit of "
+            f"{budget.marks}"
         )
     objects = body.count(b"{")
     if objects > budget.objects:
-        raise ValueError(f"it has {objects} objects, more than the limit of {budget.objects}")
+        raise ValueError(f"the text has {objects} objects, more than the limit of {budget.objects}")
     check_time()
     try:
         value = json.loads(body.removeprefix(BOM_UTF8).decode(), object_pairs_hook=hook)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("the text is nested too deeply") from error
     if body.count(b"[") + body.count(b"{") > budget.depth and _is_deeper(body, budget.depth):
-        raise ValueError(f"it is nested more than {budget.depth} levels deep")
+        raise ValueError(f"the text is nested more than {budget.depth} levels deep")
     check_time()
     return value
 
@@ -184,8 +185,8 @@ def load_yaml(layout: type[T], path: Path, elsewhere: Mapping[str, str] = _NONE)
     Args:
         layout: The type of the expected content; see `lmeval_dispersion.layouts`.
         path: The file, bundled or a user's.
-        elsewhere: For other kinds of files, the value of their key ``role`` -> what such a file
-            holds, as the end of the error ``PATH holds …``.
+        elsewhere: Files of other kinds, which are refused: the value of their key ``role`` -> what
+            such a file holds, as the end of the error ``PATH holds …``.
 
     Raises:
         UsageError: The file cannot be read, is not YAML in UTF-8, has a ``role`` in ``elsewhere``,
@@ -240,7 +241,9 @@ def bounded_yaml(body: bytes) -> Any:
         if node is None:
             return None
         if _values_in(node, {}) > YAML_NODES:
-            raise yaml.YAMLError(f"it has more than {YAML_NODES} values once aliases are expanded")
+            raise yaml.YAMLError(
+                f"the text has more than {YAML_NODES} values once its aliases are expanded"
+            )
         return loader.construct_document(node)
     except yaml.YAMLError:
         raise

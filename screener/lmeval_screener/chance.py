@@ -79,7 +79,8 @@ class Chances:
 
     Attributes:
         places: Number of ranks in the group; checkpoints with equal output rows share a rank.
-        slope: How strongly the ranks predict accuracy; its ``k`` is the slope of the probit model.
+        slope: How strongly the ranks predict accuracy. Its ``k`` is the slope of a probit model
+            (see `fitted`).
     """
 
     places: int
@@ -103,9 +104,10 @@ class Chances:
         return _holds_best(self.places, self.slope.k)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """Return how many ranks, from the first, hold the most accurate checkpoint.
+        """Return how many of the first ranks are needed to hold the most accurate checkpoint.
 
-        It is the smallest number of ranks that do so with a probability of at least ``chance``.
+        It is the smallest m for which the first m ranks hold that checkpoint with a probability of
+        at least ``chance``.
 
         Args:
             chance: The probability, in (0, 1].
@@ -178,7 +180,7 @@ class Own(Slope):
     subject: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the slope as JSON values, in the layout that `read_slope` reads.
+        """Return the slope as JSON values: the content of a `keep_slope` file, without its schema.
 
         ``groups`` is called ``evaluated`` there. ``spread``, and the fields that only bundled slopes
         have, are left out.
@@ -221,9 +223,9 @@ def fitted(groups: Iterable[tuple[Array, Array]], ours: Slope, near: float = NEA
 
     The model is a probit regression: the outcome is which of two checkpoints in a group is more
     accurate, the predictor is the difference of their normal scores. Pairs whose accuracies differ
-    by at most ``near`` are left out. As pairs share checkpoints, the pairs of a group are weighted
-    to count as many times as it has checkpoints; in simulations the 95 % intervals then have their
-    nominal coverage. The prior is normal with mean ``ours.k`` and standard deviation
+    by at most ``near`` are left out. As pairs share checkpoints, all pairs of a group of n
+    checkpoints together are given the weight of n pairs; in simulations the 95 % intervals then
+    have their nominal coverage. The prior is normal with mean ``ours.k`` and standard deviation
     ``ours.spread``; without any pair, k and its interval are those of the prior.
 
     Args:
@@ -234,7 +236,7 @@ def fitted(groups: Iterable[tuple[Array, Array]], ours: Slope, near: float = NEA
         near: Largest difference of two accuracies that count as equal.
 
     Returns:
-        The slope; its ``groups`` holds the number of evaluated checkpoints.
+        The slope, of the kind ``yours``; its ``groups`` is the number of evaluated checkpoints.
     """
     logs = -np.square((_SLOPES - ours.k) / ours.spread) / 2
     count = 0

@@ -47,10 +47,10 @@ checkpoints:
   path/to/folder        a model, a folder of models, or a training run's folder
   ORG/NAME:Q4_K_M, path/FILE.gguf    a file: GGUF, .safetensors, .bin
   's3://BUCKET/RUN/step*', gs://, az://, https://, models:/ and others
-  -                     a list from standard input, one a line or CSV
+  -                     a list from standard input: one name per line, or CSV
 
 exit status: 0 all were screened, 1 none was, 2 wrong usage, 3 some failed,
-  4 below --fail-if-below, 5 news of --since; if several, the first of 4, 5, 3
+  4 some below --fail-if-below, 5 --since has news; the first of 4, 5, 3 counts
 """
 
 
@@ -159,8 +159,8 @@ def run(args: argparse.Namespace) -> int:
             from lmeval_dispersion.report.declared import count
 
             output.say(
-                f"{session.reused} of {count(len(result.checkpoints), 'checkpoint')} taken from "
-                f"{args.registry}"
+                f"{args.registry} already had the results of {session.reused} of "
+                f"{count(len(result.checkpoints), 'checkpoint')}"
             )
         status = _write(args, output, result, domain.tasks)
     if session is not None and session.loss:
@@ -245,7 +245,7 @@ def _names(chosen: Shortlist) -> str:
         if member.target.secret:
             _print_error(
                 f"{member.name} is listed without the user name, password or query of its address; "
-                "add them again to evaluate it"
+                "add them to the address to evaluate the checkpoint"
             )
     return "".join(f"{c.name}\n" for c in chosen.chosen)
 

@@ -55,8 +55,8 @@ NOT_OF_WEIGHTS: dict[str, str] = {
     "BaseNotFound": "the adapter's base model does not exist, or the token gives no access to it",
     "RowsOfBase": "nothing to rank: the adapter keeps the output projection of its base, which "
     "cannot be read",
-    "GatedRepo": "the repository is gated: its files need a token, and conditions accepted on the "
-    "Hub",
+    "GatedRepo": "the repository is gated: its files are open only to the token of an account that "
+    "has accepted its conditions on the Hub",
     "MissingExtra": "reading this format needs an optional package that is not installed",
     "BadToken": "the Hub rejects the token: it has expired, was revoked or is mistyped",
     "AccessDenied": "the server refuses access to the repository, a file, or a signed address",
@@ -65,7 +65,7 @@ NOT_OF_WEIGHTS: dict[str, str] = {
     "send a large file whole",
     "RateLimited": "the server's rate limit is reached: it asks to wait for 15 minutes or longer, "
     "or refuses repeatedly",
-    "ServerError": "the server keeps failing, with a status of 5xx or another unexpected one",
+    "ServerError": "the server keeps failing with a 5xx status or another unexpected one",
     "Unreachable": "the server cannot be reached, or the connection keeps breaking",
     "Timeout": "reading the checkpoint took longer than the time limit (DISPERSION_TIMEOUT)",
     "Offline": "offline mode is on, and a file that is needed is not in the cache",
@@ -115,7 +115,7 @@ class UnreadBaseError(ScreeningError):
     The code is ``RowsOfBase``.
 
     Args:
-        rows: Clause that says why the adapter's rows are those of the base.
+        rows: Clause that says why the adapter's output rows are those of the base.
         base: Name of the base model.
         cause: Why the base cannot be read, and what to do about it.
     """

@@ -180,7 +180,8 @@ def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
 class Ratio:
     """The ratio of a checkpoint, within(T) / within(R), with its errors.
 
-    within() is the mean Euclidean distance over the pairs of a set of rows. T are a task's answer
+    within() is the mean Euclidean distance over the pairs of a set of output rows, as
+    `FinalNorm.effective` combines them with the weight γ of the final norm. T are a task's answer
     tokens, or the tokens of the domain; R are everyday tokens.
 
     Attributes:
@@ -192,7 +193,7 @@ class Ratio:
         left_out_domain: The ratio without token i of T, shape (|T|,).
         left_out_reference: The ratio without token j of R, shape (|R|,).
         shares: ``rounding / mean`` in three parts, shape (3,): from the rows of T, from the rows of
-            R, and from γ together with a scale of the rows.
+            R, and from γ.
         marks: Hashes of the rows of T, of the rows of R and of γ, shape (|T| + |R| + 1,). Like
             ``shares``, empty if an earlier version of this package measured the ratio.
     """
@@ -206,7 +207,7 @@ class Ratio:
     marks: Array = field(default_factory=lambda: _NONE)
 
     def above(self, other: Ratio) -> bool:
-        """Whether this ratio exceeds another checkpoint's by more than the rounding of both."""
+        """Whether this ratio is above another checkpoint's by more than the sum of ``rounding``."""
         return self.mean - self.rounding > other.mean + other.rounding
 
     def rounding_from(self, base: Ratio) -> float:
@@ -215,7 +216,7 @@ class Ratio:
         It is three standard deviations of the rounding errors. A fine-tune starts from its base's
         numbers, so rows (or γ) that are equal bit for bit add no rounding error; for rows that
         differ, the coarser of the two element types decides. If either ratio has no ``marks``, or
-        the numbers of tokens differ, the result is the sum of both ``rounding``.
+        the numbers of tokens differ, the result is the sum of the two ``rounding``.
         """
         if self.marks.shape != base.marks.shape or not len(self.marks):
             return self.rounding + base.rounding
@@ -234,7 +235,8 @@ def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype:
         dtype: Element type in which the rows are stored, such as ``BF16``.
 
     Raises:
-        GeometryError: The ratio is not defined: there are too few rows, or all rows of R are equal.
+        GeometryError: The ratio is not defined: T or R has fewer than three rows, a row is not
+            finite, or all rows of R are equal after the final norm.
     """
     seen_domain = norm.effective(domain)
     seen_reference = norm.effective(reference)
@@ -281,7 +283,7 @@ def _rounding(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> flo
 
 
 def storage_error(rows: NDArray[Any], dtype: str) -> Array:
-    """Return the standard deviation of each number's error from rounding to its element type.
+    """Return the standard deviation of each number's rounding error, as its element type implies.
 
     Args:
         rows: The numbers, shape (n, d).
@@ -311,10 +313,10 @@ def _significand(dtype: str) -> int | None:
 
 
 def relative_error(dtype: str) -> float:
-    """Return the standard deviation of the error from rounding, relative to the rounded number.
+    """Return the standard deviation of the rounding error, relative to the rounded number.
 
     ``dtype`` is the stored element type. For quantised types, such as ``Q4_K``, the error follows
-    from the number of bits in the name (4 if there is none).
+    from the number of bits in the name (4 if the name has none).
     """
     bits = _significand(dtype)
     return math.ldexp(1 / math.sqrt(3), -(_bits(dtype) if bits is None else bits))

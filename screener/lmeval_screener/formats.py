@@ -112,12 +112,12 @@ def is_training_state(path: str) -> bool:
 
 
 def own_weights(files: Iterable[str]) -> list[str]:
-    """Return the files that may hold a whole model in transformers' layout; empty if none do.
+    """Return the files that may hold a whole model in transformers' layout; empty without any.
 
     They are chosen as transformers chooses them: the file with the whole model, or, if there is an
     index, all files that may be its shards; safetensors come before pickles. Which shards the index
-    lists is read later (`lmeval_screener.weights.model_files`). Without such a file or index, the
-    result is files that transformers does not load: other safetensors files, or else pickled shards
+    lists is read later (`lmeval_screener.weights.model_files`). Without such a file or index, files
+    are returned that transformers does not load: other safetensors files, or else pickled shards
     without an index.
     """
     names = set(files)

@@ -19,16 +19,16 @@ class Order(NamedTuple):
     """Which figure ranks checkpoints, and in which distance G is measured.
 
     Attributes:
-        rank_by: The figure, ``ratio``, or ``gap`` for G (see `lmeval_screener.figures`); None if
-            left open.
-        metric: Distance of G, ``cosine`` or ``euclidean``; None if left open.
+        rank_by: The figure, ``ratio``, or ``gap`` for G (see `lmeval_screener.figures`); None to
+            leave the choice to the family's file or the default.
+        metric: Distance of G, ``cosine`` or ``euclidean``; None to leave the choice likewise.
     """
 
     rank_by: RankBy | None = None
     metric: Distance | None = None
 
     def over(self, other: Order) -> Order:
-        """Return this order, with the fields that it leaves open taken from ``other``.
+        """Return this order, with the fields that are None taken from ``other``.
 
         >>> Order("gap").over(Order("ratio", "euclidean"))
         Order(rank_by='gap', metric='euclidean')
@@ -37,7 +37,7 @@ class Order(NamedTuple):
 
     @property
     def figure(self) -> str:
-        """The figure in words, such as ``ratio`` or ``G (Euclidean)``; empty if it is left open."""
+        """The figure in words, such as ``ratio`` or ``G (Euclidean)``; empty if not chosen."""
         if self.rank_by != "gap":
             return self.rank_by or ""
         return f"G ({DISTANCES[self.metric]})" if self.metric else "G"
@@ -52,7 +52,7 @@ BY_RATIO = Order("ratio", "cosine")
 def stored_order(rank_by: Any, metric: Any) -> Order:
     """Return the order given by two values that were read from a file.
 
-    Values that are not a known figure or distance are left open (None).
+    A value that is not a known figure or distance becomes None.
     """
     return Order(
         rank_by if rank_by in get_args(RankBy) else None,
@@ -78,10 +78,10 @@ class RankedBy:
         metric: Distance of G. Default: the family's, else cosine.
 
             The distance between two rows of the output projection, of which G is a mean.
-        base: Base model of the others. Default: the one they name.
+        base: The checkpoints' base. Default: the one they name.
 
-            The model from which the other checkpoints were trained. They are compared with it, and
-            it is never recommended.
+            One of the checkpoints, from which the others were trained. They are compared with it,
+            and it is never recommended.
     """
 
     rank_by: Annotated[RankBy | None, Option(type=_figure)] = None

@@ -271,8 +271,9 @@ def against_base(
     """Compare each ratio (or G) with that of the base.
 
     A checkpoint is ``above`` or ``below`` its base if the paired difference is significant at 5 %,
-    corrected for all comparisons (Holm), and larger than rounding explains; otherwise it is
-    ``level``. Copies of the base, and checkpoints with the same rows bit for bit, are ``equal``.
+    corrected for all comparisons (Holm); the difference of two ratios must also be larger than
+    rounding explains. Otherwise the checkpoint is ``level``. Copies of the base are ``equal``, and
+    so are checkpoints whose ratio was measured on the same rows bit for bit.
 
     Args:
         base: The figure of the base.
@@ -346,13 +347,14 @@ _SCALES = {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in _KNOWN.spli
 def scale_names(readings: Sequence[Reading]) -> list[str]:
     """Return the scale of each checkpoint, such as ``0.5B``; ``unknown`` if no rule applies.
 
-    The checkpoints have one tokenizer. The first rule that applies decides:
+    The checkpoints must share a tokenizer. The first rule that applies decides:
 
     1. the scale that the family file states;
     2. a size in the repository's or folder's name (``-70m``, ``-7B``, ``-0.5B``) that is within a
        factor of two of the counted parameters: ``Qwen2.5-7B`` has 7.6 billion;
     3. the scale, by rule 1 or 2, of a sibling whose parameters are equal within 4 %;
-    4. the count: the nearest scale of the bundled families within 4 %, else two digits.
+    4. the counted parameters: the nearest published size within 4 %, else the count rounded to two
+       digits (to whole billions from 2 billion on).
 
     All parameters are counted except the vocabulary's padding (rows beyond the tokenizer's last id,
     in both vocabulary matrices), so that a fine-tune with more or less padding stays with its
@@ -450,20 +452,21 @@ def _spelled(value: float) -> str:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Spearman's rank correlation between two orders of the same checkpoints.
+    """Spearman's rank correlation between a figure of checkpoints, such as G, and their accuracies.
 
     Attributes:
         scope: ``group`` for one group; ``within groups`` for all groups, each compared only inside;
             ``overall`` across groups, which the published evidence does not support.
         group: Name of the group; empty for the other scopes.
         n: Number of checkpoints.
-        spearman: The correlation, in [-1, 1]; NaN for fewer than two checkpoints or equal values.
-            Two checkpoints always give 1 or -1.
+        spearman: The correlation, in [-1, 1]; NaN for fewer than two checkpoints, or if all figures
+            or all accuracies are equal. Two checkpoints always give 1 or -1.
         spearman_p: Two-sided p-value of the correlation: the share of the permutations of the
             accuracies whose correlation is at least as large in absolute value; NaN without a
             correlation. Two checkpoints always give 1, three at least 1/3.
-        exact: Whether all permutations were counted. In groups of more than nine checkpoints they
-            are drawn with a fixed seed, and the p-value is (1 + as large) / (1 + drawn).
+        exact: Whether all permutations were counted. In groups of more than nine checkpoints,
+            permutations are drawn with a fixed seed, and the p-value is (1 + the number drawn with
+            a correlation at least as large) / (1 + the number drawn).
         permutations: Number of permutations that were counted or drawn; 0 without a correlation.
         reason: Why the correlation is NaN; empty if it is a number.
     """
@@ -481,14 +484,14 @@ class Agreement:
     def of(
         cls, scope: Any, group: str, strata: Sequence[tuple[list[float], list[float]]]
     ) -> Agreement:
-        """Compute the agreement of gaps and accuracies.
+        """Compute the agreement of checkpoints' figures, such as G, with their accuracies.
 
         Args:
             scope: The scope, as in `Agreement`.
             group: Name of the group; empty for the other scopes.
-            strata: For each group that is compared inside itself, the gaps and the accuracies of
-                its checkpoints, all finite. For the p-value, accuracies are permuted only inside
-                their group.
+            strata: For each group whose checkpoints are compared only with one another, their
+                figures and their accuracies, all finite. For the p-value, accuracies are permuted
+                only inside their group.
         """
         n = sum(len(gaps) for gaps, _ in strata)
         figures = rank_agreement(strata)
@@ -496,16 +499,16 @@ class Agreement:
             return cls(scope, group, n, **figures._asdict())
         if all(len(gaps) < 2 for gaps, _ in strata):
             return cls(scope, group, n, reason="fewer than two checkpoints to compare")
-        equal = "gaps" if all(len(set(gaps)) < 2 for gaps, _ in strata) else "accuracies"
+        equal = "figures" if all(len(set(gaps)) < 2 for gaps, _ in strata) else "accuracies"
         return cls(scope, group, n, reason=f"all {equal} are equal")
 
 
 def agreements(
     gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]
 ) -> list[Agreement]:
-    """Compute the agreement of gaps with accuracies in each group.
+    """Compute the agreement of checkpoints' figures with their accuracies in each group.
 
-    Checkpoints whose gap or accuracy is not finite are left out.
+    Checkpoints whose figure or accuracy is not finite are left out.
 
     Args:
         gaps: G, or another figure, of each checkpoint.
@@ -513,8 +516,8 @@ def agreements(
         groups: Group of each checkpoint.
 
     Returns:
-        One line per group, in order of appearance; with several groups also *within groups* and
-        *overall*.
+        One agreement per group, in order of appearance; with several groups, those *within groups*
+        and *overall* follow.
 
     >>> [line.spearman for line in agreements([1.0, 2.0, 3.0], [10, 30, 20], ["7B"] * 3)]
     [0.5]

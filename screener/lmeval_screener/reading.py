@@ -60,14 +60,14 @@ class Reader:
     Checkpoints with the same tokenizer share its `Resolution`, which maps the sets' words to rows.
 
     Attributes:
-        reached: Set once the Hub has answered; None without a connection to the Hub.
+        reached: Event that is set once the Hub has answered; None without a connection to the Hub.
         sources: Opens checkpoints, wherever they are stored.
         account: Counts the bytes and requests of the whole run.
 
     Args:
         hub: Connection to the Hub; None if every checkpoint is a folder.
-        domain: The token set T.
-        reference: The token set R.
+        domain: The words of the domain, whose tokens are T.
+        reference: The everyday words, whose tokens are R.
         known: Called with every opened checkpoint. It returns the reading that a registry has kept,
             raises the ScreeningError that it has kept, or returns None for a new checkpoint.
     """
@@ -103,7 +103,8 @@ class Reader:
         Args:
             target: The checkpoint.
             account: Counts the checkpoint's bytes and requests, and limits its time.
-            over: Rows to read instead of those of the checkpoint's own tokenizer.
+            over: The tokens whose rows are read, as resolved by another tokenizer. Default: by the
+                checkpoint's own.
 
         Raises:
             ScreeningError: The checkpoint cannot be screened.
@@ -111,10 +112,9 @@ class Reader:
         return await account.bounded(self._read(target, account, over))
 
     async def body(self, target: Target, account: Account) -> bytes:
-        """Return a few numbers of a checkpoint's weights, by which copies are recognised.
+        """Return a summary of the weights before the final norm, by which copies are recognised.
 
-        The numbers are taken from all tensors of a local checkpoint, and from `MOST` tensors of a
-        remote one; see `read_body`.
+        Of a remote checkpoint at most `MOST` tensors are read; see `read_body`.
 
         Raises:
             ScreeningError: The files cannot be read.
@@ -272,7 +272,7 @@ class Reader:
         except TimeoutError:
             raise account.trouble or ScreeningError(
                 "Timeout",
-                f"it was not opened within {seconds:.0f} s; try again, or set a longer "
+                f"the base model was not opened within {seconds:.0f} s; try again, or set a longer "
                 "DISPERSION_TIMEOUT",
             ) from None
 
@@ -348,7 +348,8 @@ async def _read_figures(
     except GeometryError as error:
         raise ScreeningError(
             "BadRows",
-            f"cannot be screened because rows of {projection.name} cannot be compared: {error}",
+            f"cannot be screened because rows of {projection.name} cannot be compared: {error}; "
+            "screen another checkpoint",
         ) from error
 
 
@@ -369,11 +370,11 @@ async def _gguf_files(snapshot: Snapshot, target: Target) -> tuple[str, ...]:
 
 
 async def adapter_in(snapshot: Snapshot, target: Target) -> tuple[Adapter, Target] | None:
-    """Return the adapter in a snapshot and the target of its base; None if there is no adapter.
+    """Return the adapter in a snapshot and the target of its base.
 
-    In a folder, an adapter next to a whole model does not count: that model is its base
-    (`adapter_on_weights`). In a repository of the Hub it counts, as transformers then loads the
-    base that the adapter names.
+    None if there is no adapter, or if the target names a single file. In a folder, an adapter next
+    to a whole model does not count: that model is its base (`adapter_on_weights`). In a repository
+    of the Hub it counts, as transformers then loads the base that the adapter names.
 
     Raises:
         ScreeningError: The adapter's files are broken.
@@ -421,9 +422,9 @@ def _base_target(adapter: Adapter, target: Target) -> Target:
     if target.local:
         why += f", or a path relative to another folder than {os.getcwd()}"
         step = (
-            "start from the folder to which the path is relative, write the base's repository or "
-            "folder into adapter_config.json (base_model_name_or_path), or merge the adapter into "
-            "its base"
+            "run the command in the folder to which the path is relative, write the base's "
+            "repository or folder into adapter_config.json (base_model_name_or_path), or merge the "
+            "adapter into its base"
         )
     return Target(adapter.base, refused=("AdapterOnly", f"{why}; {step}"))
 
@@ -439,7 +440,7 @@ def _unread(adapter: Adapter, code: str, why: str, start: str = "") -> Screening
     if adapter.nothing:
         rows = f"the adapter changes nothing ({adapter.nothing}), so its rows are those of its base"
     else:
-        rows = "by the names of its tensors, the adapter keeps the output rows of its base"
+        rows = "the names of the adapter's tensors show that it keeps the output rows of its base"
     return UnreadBaseError(rows, adapter.label, why)
 
 

@@ -45,21 +45,22 @@ class Reading:
 
     Attributes:
         target: The checkpoint as requested.
-        repo: Repository, by its present name, or folder.
+        repo: Present name of the repository, or the folder or address.
         revision: The commit that was read, 40 hex digits; None for a folder or another storage.
         tensor: Name of the tensor that is the output projection.
         file: Name of the file that stores this tensor.
         dtype: Element type in which the tensor is stored, such as ``BF16``.
-        shape: Numbers of its rows and columns.
+        shape: Numbers of rows and columns of this tensor.
         tied: Whether the output projection is the input embedding.
         parameters: Number of parameters as stored; None if unknown.
         tokenizer: Digest of the tokenizer file, or of a GGUF file's vocabulary.
-        resolution: The rows of the domain's tokens (T) and of everyday tokens (R) in the tokenizer;
-            checkpoints with the same tokenizer share it.
-        gaps: Metric -> G.
+        resolution: The rows of the domain's tokens (T), of everyday tokens (R) and of a task's
+            answer tokens in the tokenizer; checkpoints with the same tokenizer share it.
+        gaps: Distance, ``cosine`` or ``euclidean`` -> the gap G.
         warnings: Sentences to read along with the figures.
-        bytes_read: Bytes transferred, including those of an adapter's base; 0 if all was cached.
-        requests: Number of requests, including those for an adapter's base; 0 if all was cached.
+        bytes_read: Bytes read over the network, including those of an adapter's base; 0 if all came
+            from the disk, the cache or a registry.
+        requests: Number of requests, including those for an adapter's base; 0 in the same cases.
         seconds: Time from the first request to the last row, in seconds.
         ratio: The ratio; None if the final norm is not known.
         no_ratio: Why there is no ratio, as a clause; empty if there is one.
@@ -98,7 +99,7 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """The name as a user writes it: ``repo`` or ``repo@revision``, either with ``:file``."""
+        """The name as a user writes it: ``repo``, with ``@revision`` and ``:file`` if requested."""
         return label(self.repo, self.target.revision, self.target.file)
 
     @property
@@ -129,8 +130,8 @@ class Reading:
     def possible_runs(self) -> tuple[str, ...]:
         """The training runs that this checkpoint may belong to.
 
-        It is one run if the checkpoint's step or commit is known; otherwise its folder and the
-        folder above count, too.
+        It is one run if the checkpoint's step or commit is known; otherwise there are two, the
+        checkpoint's folder and the folder above (`runs.possible_runs`).
         """
         run, step = self.training_and_step
         if step is not None or self.revision is not None:
@@ -210,8 +211,9 @@ class Against(NamedTuple):
     Attributes:
         difference: The checkpoint's ratio minus that of the base, paired over tokens.
         se: Jackknife standard error of the difference.
-        side: ``above`` or ``below`` the base if the difference is significant; ``equal`` if all
-            rows are those of the base; else ``level``.
+        side: ``above`` or ``below`` the base if the difference is significant and larger than
+            rounding explains; ``equal`` for a copy of the base, or if the rows are those of the
+            base; else ``level``.
     """
 
     difference: Finite
@@ -231,10 +233,12 @@ class Screened(Reading):
             the ranking and get the rank of the first checkpoint that is not above them; checkpoints
             that are set aside (``is_set_aside``) get one more than the last rank.
         ranked_by: The figure that ranks the group: ``ratio``, or ``gap`` for G.
-        metric: Distance in which reports show G: that of the family's file, else ``cosine``.
-        is_base: Whether the others of its group were trained from this checkpoint. A base is never
-            recommended.
-        against: The comparison with the ratio of the base; None without a base or without a ratio.
+        metric: Distance in which reports show G: the requested one, else that of the family's file,
+            else ``cosine``.
+        is_base: Whether the other members of its group were trained from this checkpoint. A base is
+            never recommended.
+        against: The comparison with the ratio of the base; None for the base itself, without a
+            base, or if the checkpoint or the base has no ratio.
         copy_of: Label of the checkpoint in the group of which this one is a copy; None if it is not
             a copy. A copy has the rank of its original, even if its own G differs.
         copy_rounded: Whether copy and original agree only within the rounding of their element
@@ -243,10 +247,10 @@ class Screened(Reading):
             one is not a copy; None if there is none. An adapter often has the rows of its base.
         same_rows: Number that identifies the rows within the group: checkpoints with the same
             number have the same rows. None if unknown.
-        bodies: How far the other weights were compared with those of ``copy_of``, or else of
+        bodies: The comparison of the other weights with those of ``copy_of``, or else of
             ``equal_rows_with``.
         chosen: Why the checkpoint is to be evaluated: ``rank`` if it is on a short list, ``audit``
-            if it was drawn at random from the checkpoints that are not; else None.
+            if it was drawn at random from the checkpoints that are not on it; else None.
         inclusion_probability: Probability of being chosen; None without a short list.
     """
 
@@ -349,7 +353,7 @@ class Group:
         checkpoints: The members, best first.
         tokenizer: Name of the tokenizer in titles, for checkpoints of no family.
         own: How strongly ranks predicted accuracy in the user's own results; None if there are
-            none. Used only if its ``kind`` is that of the group.
+            none. It is used only if its ``kind`` is that of the group.
     """
 
     family: str
@@ -398,9 +402,10 @@ class Group:
 
     @cached_property
     def steps(self) -> tuple[Screened, ...]:
-        """The members that are steps of a training run, in order, without those set aside.
+        """The members that are steps of a training run, in order.
 
-        Empty for fewer than two steps. Epochs count as steps only in a run without other steps.
+        Steps without the figure that ranks the group are left out. Empty for fewer than two steps.
+        Epochs count as steps only in a run without other steps.
         """
         members = [c for c in self.trajectory if c.step is not None and not c.is_set_aside]
         numbered = [c for c in members if not is_epoch(c.step or "")]
@@ -434,7 +439,7 @@ class Group:
     def is_noise(self) -> bool:
         """Whether the choice of tokens alone may explain how far the members' figures differ.
 
-        False for the steps of a training run.
+        False for the checkpoints of a training run.
         """
         figures = {c.rank: c.figure for c in reversed(self.placed)}
         return not self.trajectory and is_noise([*figures.values()])
@@ -495,8 +500,8 @@ class Group:
     def chances(self) -> Chances | None:
         """The chances that follow from the ranks; None if they are unknown.
 
-        They are unknown if G ranks, if the members are steps of a training run, if noise may
-        explain their order, or if there is only one rank.
+        They are unknown if G ranks the group, if the members are checkpoints of one training run,
+        if noise may explain their order, or if there are fewer than two ranks.
         """
         if self.slope is None or self.places < 2:
             return None
@@ -508,9 +513,10 @@ class Group:
         return max((c.rank for c in self.placed), default=0)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """Return how many first ranks hold the best checkpoint with a probability of ``chance``.
+        """Return how many of the top ranks are needed to include the best checkpoint.
 
-        All ranks if no chances are known.
+        This is the smallest number of ranks that include it with a probability of at least
+        ``chance``; all ranks if no chances are known.
         """
         return self.chances.first_for(chance) if self.chances else self.places
 
@@ -574,7 +580,11 @@ class Group:
 
     @cached_property
     def names(self) -> dict[Screened, str]:
-        """Member -> its name in the group's tables: the step of a training run, else the label."""
+        """Member -> its name in the group's tables.
+
+        In a training run this is the step, ``default branch``, ``final model`` or the name of the
+        folder; otherwise it is the label.
+        """
         names: dict[Screened, str] = {}
         for c in self.trajectory:
             run, step = c.training_and_step
@@ -597,7 +607,7 @@ class Group:
 
     @cached_property
     def candidates(self) -> tuple[Screened, ...]:
-        """The members that may be recommended, best first: all but the base and those set aside."""
+        """The members that may be recommended, best first: all but the base and ``set_aside``."""
         return tuple(c for c in self.checkpoints if not c.is_base and not c.is_set_aside)
 
     @cached_property

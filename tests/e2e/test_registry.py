@@ -119,7 +119,7 @@ def test_killed_twice_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path)
     hub.latency = 0.0
     done = run(*names, "--registry", store, "--format", "json")
     assert done.returncode == 0, done.stderr
-    assert f"{len(stored)} of 24 checkpoints taken from" in done.stderr
+    assert f"already had the results of {len(stored)} of 24 checkpoints" in done.stderr
     assert rows_of(store, "SELECT count(*), count(DISTINCT identity) FROM results") == [(24, 24)]
     assert rows_of(store, "PRAGMA integrity_check") == [("ok",)]
     fresh = json.loads(run(*names, "--format", "json").stdout)["checkpoints"]
@@ -136,7 +136,7 @@ def test_only_what_is_new_or_changed_is_read(hub, add, run, tmp_path):
     first = len(hub.requests)
     again = run("org/a", "org/b", "--registry", store, "--format", "json")
     assert {r.part for r in hub.requests[first:]} <= {"api", "resolve"}
-    assert "2 of 2 checkpoints taken from" in again.stderr
+    assert "already had the results of 2 of 2 checkpoints" in again.stderr
     old = hub.repositories["org/a"].branches["main"]
     new = add("org/a", 3.0)
     add("org/c", 0.5)
@@ -327,7 +327,8 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(
     assert len(done) + len(document["failed"]) == 30
     assert {row[0] for row in rows_of(store, "SELECT repo FROM results")} == done
     hub.latency = 0.0
-    assert f"{len(done)} of 30 checkpoints taken from" in run(*names, "--registry", store).stderr
+    again = run(*names, "--registry", store)
+    assert f"already had the results of {len(done)} of 30 checkpoints" in again.stderr
 
 
 def adapter_of(base, folder):
@@ -356,11 +357,11 @@ def test_a_checkpoint_is_read_again_when_what_it_rests_on_changed(run, tmp_path,
         words = [base, "--tokenizer", place]
     words += ["--registry", tmp_path / "s.db"]
     assert run(*words).returncode == 0
-    assert "1 of 1 checkpoint taken" in run(*words).stderr
+    assert "the results of 1 of 1 checkpoint" in run(*words).stderr
     if place.suffix == ".json":
         place.write_text(json.dumps(json.loads(place.read_text()), indent=1))
     else:
         os.utime(place, ns=(1, 1))
     read_again = run(*words)
-    assert (read_again.returncode, "taken from" in read_again.stderr) == (0, False)
-    assert "1 of 1 checkpoint taken" in run(*words).stderr
+    assert (read_again.returncode, "already had" in read_again.stderr) == (0, False)
+    assert "the results of 1 of 1 checkpoint" in run(*words).stderr

@@ -219,7 +219,7 @@ def test_one_bad_checkpoint_stops_no_other(command, small, hub, monkeypatch):
     hub.fault("cdn", status(500), match="*org/b*")
     hub.fault("*", stalled(60), match="*org/c*")
     monkeypatch.setenv(TIMEOUT, "soon")
-    assert f"{TIMEOUT}: expected seconds above 0, got 'soon'" in command("org/a").stderr
+    assert f"{TIMEOUT}: expected a number of seconds above 0, got 'soon'" in command("org/a").stderr
     monkeypatch.setenv(TIMEOUT, "3")
     done = command("org/a", "org/b", "org/c")
     assert done.returncode == 3

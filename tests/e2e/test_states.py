@@ -87,7 +87,7 @@ class Case(NamedTuple):
     always: int = 0
 
 
-UNKNOWN, OPEN = "it is not found or is missing", "it cannot be opened"
+UNKNOWN, OPEN = "it is not found, or is missing", "it cannot be opened"
 PUBLIC, MINE = "it was public", "it was private, and the token"
 TOP = "it is gone, but a new"
 BOTH = "acme/best (DATE, BadToken) and acme/mid (DATE, BadToken)"
@@ -126,7 +126,7 @@ CASES = {
     ),
     "renamed, listed": RENAMED,
     "renamed, named": RENAMED._replace(names=NAMED),
-    "weights removed": Case("the list says", emptied, GONE),
+    "weights removed": Case("the list of its author's", emptied, GONE),
     "branch removed": Case(
         "its branch", without_branch, "Gone: acme/best@v1.", names=("acme/best@v1", "acme/mid")
     ),
@@ -324,7 +324,8 @@ def test_the_sides_of_a_base_are_news_and_so_is_its_change(night, acme, hub):
     acme("base", "best")
     _, said, moves = night(*names, "acme/other", more=["--base", "acme/base"])
     assert said[:2] == [
-        "The base acme/base has changed: all others are compared with it again.",
+        "The base acme/base has changed: all other checkpoints of its group are compared with it "
+        "again.",
         "Below the base acme/base by the ratio: acme/up, acme/down and acme/other.",
     ]
     assert set(moves) == {"acme/base"}

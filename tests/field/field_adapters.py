@@ -206,7 +206,7 @@ def adapters_of_an_unreachable_base(folder: Path) -> Expected:
         )
     said = (
         "Nothing to rank",
-        "if their keys fit that base",
+        "if their tensor names fit that base",
         "HuggingFaceTB/SmolLM-135M-Instruct",
         "dispersion race",
     )

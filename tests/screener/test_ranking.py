@@ -193,7 +193,7 @@ def test_missing_and_constant_values_leave_a_checkpoint_or_the_order_out():
     assert agreements([], [], []) == []
     for constant, reason in (
         ([1, 2, 3], "all accuracies are equal"),
-        ([5, 5, 5], "all gaps are equal"),
+        ([5, 5, 5], "all figures are equal"),
     ):
         (line,) = agreements(
             constant, [1, 2, 3] if len(set(constant)) == 1 else [5, 5, 5], ["a"] * 3

@@ -170,14 +170,14 @@ def test_what_lies_below_by_the_paired_difference_or_with_hardly_a_chance_fails(
     last = gate_of(of_four, "d")
     assert (last.gate.passed, last.exit_code) == (True, 0)
     assert last.answer()[0].startswith(
-        "Passed: none of 3 checkpoints lies below d; the lowest is c (ratio higher by 0.200"
+        "Passed: none of the 3 checkpoints lies below d; the lowest is c (ratio higher by 0.200"
     )
     # By rank alone: the errors are too large for any pair, though not for the whole spread.
     wide = result(siblings(*(1.5 - i / 40 for i in range(24)), se=0.06))
     below = gate_of(wide, "a").gate.below
     assert set(below) == {c.label for c in wide.checkpoints[1:] if wide.chance(c.label, "a") <= 0.1}
     assert 0 < len(below) < 20
-    assert gate_of(wide, "a").answer()[0].count(", better with a chance of ") == 3
+    assert gate_of(wide, "a").answer()[0].count(" with an estimated chance of ") == 3
     # Of two neither gets there.
     assert gate_of(result(siblings(1.3, 1.2, se=0.3)), "a").gate.passed
     many = gate_of(result(siblings(*(2 - i / 9 for i in range(10)))), "a")

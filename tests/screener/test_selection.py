@@ -219,8 +219,10 @@ def test_the_command_selects_plans_and_says_what_it_left_out(family, registry, c
     )
     assert f"{taken}." in plan["answer"]
     assert taken not in told.err, "once"
-    assert plan["answer"][0].startswith("4 of 5 checkpoints to read: at most about 12 resolver")
-    assert "The Hub's resolvers quota makes the screening last 10 min or more." in plan["answer"][0]
+    assert plan["answer"][0].startswith(
+        "4 of 5 checkpoints would be read, with an estimated maximum of 12 resolver"
+    )
+    assert "quota for resolver requests makes the screening last 10 min" in plan["answer"][0]
     assert plan["answer"][1] == "Without a request: 1 gated."
     assert not registry.seen("resolve")
     assert main(["s3://box/run", "acme/base-1@step*", "--dry-run", "--format", "json"]) == 0

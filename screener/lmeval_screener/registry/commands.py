@@ -28,7 +28,7 @@ actions:
   query FILE [SQL]      the latest states of all checkpoints, ranked across runs; or the answer to SQL
   FILE                  the same as query FILE
   show FILE CHECKPOINT  the history of a checkpoint, by its printed label, path or address
-  diff FILE last        the last news once more, as they were announced
+  diff FILE last        the last news once more, as it was announced
   diff FILE DATE        what has changed since then: new, changed, recovered, renamed, gone, failed
 
 SQL is read-only. Tables: runs, seen, results, tokenizers, names; the view checkpoints has the
@@ -96,9 +96,9 @@ def registry(asked: Questioned) -> Report:
     Returns `News` for the action ``diff``, otherwise an `Answer`.
 
     Raises:
-        UsageError: The file is not a registry or has no results; the checkpoint, domain or time is
-            unknown; the SQL fails or takes over 60 seconds; or an argument is missing or not used
-            by the action.
+        UsageError: The file is not a registry or has no results; the checkpoint, base, domain or
+            time is unknown, or a name matches several checkpoints; the SQL fails or takes over 60
+            seconds; or an argument is missing or not used by the action.
         DispersionError: SQLite cannot read the file: it is damaged or locked.
     """
     action = asked.action

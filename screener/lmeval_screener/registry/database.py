@@ -45,7 +45,7 @@ NIGHTLY = ("last", "yesterday")
 #: Raised when a figure, the rule that picks rows, or what is refused changes: results of an older method are
 #: read again.
 METHOD = 3
-_ANEW = "begin a new registry: its checkpoints are then read again"
+_ANEW = "begin a new registry: the checkpoints are then read again"
 _BEGIN = "BEGIN IMMEDIATE"  # no other process writes until the block of a connection ends
 _WAIT = 120.0  # seconds that a statement waits for another process; each holds the file for milliseconds
 ANSWER = 10.0  # seconds from the end of a run to its answer, for which the next run waits
@@ -175,7 +175,7 @@ def to_write(path: Path) -> Iterator[sqlite3.Connection]:
 
     Raises:
         UsageError: The file is not a registry, cannot be written, lies in a folder that does not
-            exist, or is of a newer version of this package.
+            exist, or was written by a newer version of this package.
         DispersionError: SQLite failed, here or in the block: the file is damaged, or another
             process has locked it for 120 seconds.
     """
@@ -238,8 +238,8 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
     """Open an existing registry read-only; statements can select from it and reach no other file.
 
     Raises:
-        UsageError: The file does not exist, is not a registry, or is of a newer version of this
-            package.
+        UsageError: The file does not exist, is not a registry, or was written by a newer version of
+            this package.
         DispersionError: SQLite failed, as in `to_write`.
     """
     if not path.is_file():
@@ -313,12 +313,13 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
             raise UsageError(
                 f"expected a writable file, got {path}; check its permissions", argument="registry"
             ) from error
-        advice = "if it is damaged, begin a new registry: its checkpoints are then read again"
+        advice = "if the file is damaged, begin a new registry: the checkpoints are then read again"
         if "locked" in reason or "locking" in reason:
             advice = (
-                f"another process used it for {_WAIT:.0f} seconds; try again when that has ended. "
-                f"If there is none, the file system ({file_system(path) or 'of unknown type'}) "
-                "cannot lock files: name a registry on a local disk"
+                f"another process has locked it for {_WAIT:.0f} seconds; try again when that "
+                "process has ended. If no other process uses it, the file system "
+                f"({file_system(path) or 'of unknown type'}) cannot lock files: name a registry on "
+                "a local disk"
             )
         elif "full" in reason or "disk I/O" in reason:
             advice = "free some space, or name a registry on another disk"
@@ -378,17 +379,19 @@ class Opened(NamedTuple):
 
 
 class Session:
-    """One run that takes known readings from a registry and adds new ones.
+    """One run of the screener, which takes known readings from a registry and adds new ones.
+
+    A reading holds the figures of a checkpoint (see `Reading`).
 
     Attributes:
-        connection: The database.
+        connection: The database; a copy in memory once the disk is full.
         run: Name of the run.
         since: The text of ``--since``; None without that option.
         ended: When the run ended (UTC); empty before :meth:`finish`.
-        begun: Start of the time that the run's news cover (UTC); None before the news are made.
+        begun: Start (UTC) of the period that the run's news covers; None before the news is made.
         tokens: Key of the run's pair of token sets, 32 hex digits.
-        token: Short hash that identifies the Hub token of the run; empty for none.
-        reused: Number of checkpoints that were taken from the registry.
+        token: Short hash that identifies the Hub token of the run; empty without a token.
+        reused: Number of checkpoints whose readings were taken from the registry.
     """
 
     def __init__(
@@ -435,10 +438,12 @@ class Session:
     def pinned(self, target: Target) -> Reading | None:
         """Return the reading that the registry holds for a target's commit, without any request.
 
-        None if the commit is not known in advance, or if the registry has no reading of it.
+        None if the registry has no reading of the commit, if the commit is not known in advance, or
+        if the target names a tokenizer.
 
         Raises:
             ScreeningError: The error that the registry holds for this commit.
+            UsageError: The stored reading is damaged.
         """
         commit = target.revision
         private = None
@@ -456,7 +461,7 @@ class Session:
     ) -> Reading | None:
         """Return the reading that the registry holds for a checkpoint with these very files.
 
-        None if it holds none.
+        None if the registry has no reading of these files.
 
         Args:
             target: The checkpoint.
@@ -465,6 +470,7 @@ class Session:
 
         Raises:
             ScreeningError: The error that the registry holds for these files.
+            UsageError: The stored reading is damaged.
         """
         state = state_of(target, snapshot, base)
         opened = Opened(identity_of(target, snapshot.repo), state, snapshot.private)
@@ -709,7 +715,7 @@ class Session:
         """Whether an answer of the Hub would prove that a missing checkpoint is gone.
 
         It would if the checkpoint was public when last seen, or if this run's token has read it
-        before. False if ``error`` says already that the checkpoint is gone.
+        before. False if ``error`` already says that the checkpoint is gone.
         """
         return error.code != GONE and (
             seen.private == 0 or bool(self.token and seen.token == self.token)
@@ -722,7 +728,8 @@ class Session:
     def lose(self, seen: Seen, error: ScreeningError) -> None:
         """Record that a known checkpoint failed.
 
-        The recorded error is ``Gone`` if `states.proven` says so, and ``error`` otherwise.
+        The recorded error is ``Gone`` if `states.proven` shows that the checkpoint is gone, and
+        ``error`` otherwise.
         """
         self._write(lambda: self._keep_seen(seen.target, Opened(seen.identity, ""), error))
 
@@ -821,7 +828,7 @@ class Session:
         return f"{after:{_STAMP}}"
 
     def announced(self) -> None:
-        """Record that this run has announced its news, so that later runs leave them out."""
+        """Record that this run has announced its news, so that later runs do not repeat it."""
         announced = "UPDATE runs SET announced = ended, since = ? WHERE run = ? AND announced = ''"
         self._write(lambda: self.connection.execute(announced, [self.begun, self.run]))
 
@@ -899,7 +906,8 @@ class Seen:
         message: The error in a sentence; empty if there is none.
         reading: The figures; if the checkpoint cannot be read now, the last known ones. None if
             there are none.
-        as_of: Day of the reading, if the checkpoint cannot be read now; otherwise empty.
+        as_of: Last day on which the checkpoint could be read; empty if it can be read now, or has
+            no reading.
         since: Day since which the checkpoint has failed; empty if it does not fail.
         looked: When a run last tried to read the checkpoint.
         private: 1 if the Hub called the checkpoint private, 0 if public; None if unknown.

@@ -32,7 +32,7 @@ from lmeval_screener.result.gate import Gate
 from lmeval_screener.screened import Failed, Group, Reading, Screened, grouped
 from lmeval_screener.weights.copies import originals
 
-_CHANCE = "to be more accurate than the former best, as on our own models or by `--slope`"
+_CHANCE = "to be more accurate than the former best, as measured on our own models or by `--slope`"
 _WORTH = 0.5  # chance to be above the former best from which a checkpoint is worth an evaluation
 _KINDS = ("new", "changed", "recovered", "copy", "renamed", "gone", "failed")
 _SIDES = {"level": "level with its base", "equal": "the rows of its base"}
@@ -44,14 +44,14 @@ class Move:
 
     Attributes:
         what: Kind of the change: ``new``, ``changed``, ``recovered``, ``copy`` (new, but a copy of
-            a known one), ``renamed``, ``gone`` or ``failed``.
+            a known checkpoint), ``renamed``, ``gone`` or ``failed``.
         checkpoint: Label of the checkpoint.
         group: Title of its group; None without figures.
         rank: Rank among all checkpoints of the group in the registry; None for the base, for
             checkpoints with the base's rows or without the figure that ranks the group, and for
             checkpoints without any figures.
-        G: Gap G of the checkpoint; None without figures.
-        ratio: Ratio of the checkpoint; None if unknown.
+        G: The gap G of the checkpoint (see `lmeval_screener.figures`); None without figures.
+        ratio: The ratio of the checkpoint (see there, too); None if unknown.
         chance: Chance that the checkpoint is more accurate than the former best of its group; None
             if unknown.
         standing: How the checkpoint compares with the former best of its group: ``above``, by more
@@ -63,7 +63,7 @@ class Move:
         text: The change in words.
         name: The checkpoint's name for commands; empty if the checkpoint is gone or failed.
         error: Code of the failure, ``Gone`` for a deleted checkpoint; empty if it did not fail.
-        message: The failure in a sentence; empty if there is none, and for deleted checkpoints.
+        message: The failure in a sentence; empty if the checkpoint did not fail, or was deleted.
     """
 
     what: Annotated[str, Col("What")]
@@ -94,8 +94,8 @@ class News(Report):
     """Changes in a registry since a time: the answer of ``--since`` and of ``registry diff``.
 
     Attributes:
-        since: The time (UTC), as ``2026-11-23 02:17:00.000000``; empty for the registry's
-            beginning.
+        since: Start of the period (UTC), such as ``2026-11-23 02:17:00.000000``; empty for the
+            registry's beginning.
         moves: The changes, sorted by kind (in the order of ``Move.what``), group and rank.
         touched: Number of checkpoints whose files were written again with the same figures.
         kept: Label -> ``DAY, ERROR`` for checkpoints that cannot be read now and are ranked by the
@@ -105,7 +105,7 @@ class News(Report):
         against_base: Sentences that compare new or changed checkpoints with their base; all
             checkpoints if the base itself has changed.
         gate: The outcome of ``--fail-if-below``; None without that option.
-        until: End (UTC) of the time, for earlier news that are shown once more; empty for news
+        until: End of the period (UTC) if earlier news is shown once more; empty if the period runs
             until now.
     """
 
@@ -153,7 +153,7 @@ class News(Report):
         """Return the news as plain Python values, in the layout of ``dispersion-registry/1``.
 
         The key ``rows`` has the ``moves``; ``worth`` has the names of the checkpoints worth an
-        evaluation.
+        evaluation. Without ``--fail-if-below`` the key ``gate`` is left out.
         """
         content = super().to_dict()
         del content["gate"]
@@ -296,7 +296,7 @@ def _last_answer(connection: sqlite3.Connection, tokens: str, column: str, befor
 
 
 def last_announced(connection: sqlite3.Connection, tokens: str) -> tuple[str, str]:
-    """Return start and end (UTC) of the time that the last announcement with changes covered.
+    """Return start and end (UTC) of the period that the last announcement with changes covered.
 
     Later announcements of *no changes* are passed over. If nothing has been announced yet, the last
     run takes the place of the announcement. Both are empty if no run has finished.
@@ -341,9 +341,11 @@ def news(
         connection: The registry.
         tokens: Key of the pair of token sets.
         since: The start, as :func:`since_time` returns it.
-        order: The figure that ranks; what it leaves open is taken from each family's file.
-        base: Label or name of the model that the other checkpoints were trained from; this model is
-            never worth an evaluation. Default: the base of the last run that had one.
+        order: The figure that ranks, and the distance of G; a field that is None is taken from each
+            family's file.
+        base: Label, path or address of the model that the other checkpoints were trained from; this
+            model is never worth an evaluation. Default: the base of the last run with these token
+            sets that had one.
         until: The end (UTC). Default: now.
         others: Further failures of the run, which the registry does not hold.
         own: Slope of the user's own results; None if there is none.
@@ -547,7 +549,8 @@ def _against_base(group: Group, arrivals: Set[Screened], changed: Set[Screened])
     if group.base is None or group.base not in changed:
         return base_sentences(group, [c for c in group.candidates if c in arrivals])
     again = (
-        f"The base {group.names[group.base]} has changed: all others are compared with it again."
+        f"The base {group.names[group.base]} has changed: all other checkpoints of its group are "
+        "compared with it again."
     )
     return [again, *base_sentences(group)]
 

@@ -116,7 +116,7 @@ def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, st
 
     Args:
         connection: The registry.
-        domain: Name of the domain. Default: the domain with the most results.
+        domain: Name of the domain; None for the domain with the most results.
 
     Returns:
         The pair's key, the name of the domain, and the name of the reference.
@@ -162,8 +162,12 @@ def ranked_rows(
 
     Args:
         seen: The checkpoints' last known states.
-        order: The figure that ranks; what it leaves open is taken from each family's file.
+        order: The figure that ranks, and the distance of G; a field that is None is taken from each
+            family's file.
         bases: Labels of the base models.
+
+    Returns:
+        The checkpoints, group by group, each group best first.
     """
     pieces: dict[int, tuple[object, ...]] = {}  # by a resolution, which many checkpoints share
     first_tokenizers: dict[tuple[object, ...], str] = {}
@@ -195,10 +199,11 @@ def bases_among(
         connection: The registry.
         tokens: Key of the pair of token sets.
         seen: The checkpoints' last known states.
-        asked: Label, path or address of the base. Default: the bases of the last run that had any.
+        asked: Label, path or address of the base; None for the bases of the last run with these
+            token sets that had any.
 
     Raises:
-        UsageError: The registry does not know the base that was asked for.
+        UsageError: The registry has no checkpoint of the name ``asked``, or several.
     """
     if asked is None:
         last = "SELECT bases, max(ended) FROM runs WHERE tokens = ? AND bases <> ''"
@@ -221,7 +226,7 @@ class Ranked:
         family: Family; None if the checkpoint is gone.
         group: Title of its group; None if it is gone.
         rank: Rank in the group; None for the base, for a checkpoint with the rows of the base or
-            without the figure that ranks, and if the checkpoint is gone.
+            without the figure that ranks its group, and if the checkpoint is gone.
         ratio: Ratio of the checkpoint; None if unknown or if the checkpoint is gone.
         G: Gap G of the checkpoint; None if it is gone.
         se: Standard error of G; None if the checkpoint is gone.
@@ -230,10 +235,10 @@ class Ranked:
             gone.
         holds_best: Chance that the best checkpoint of the group has this rank or a better one; None
             if unknown.
-        revision: The commit; None for a folder, and if the checkpoint is gone.
+        revision: The commit; None outside the Hub, and if the checkpoint is gone.
         copy_of: Label of the checkpoint of which this one is a copy; None if it is not a copy.
         note: ``gone``, ``the base``, ``as of DAY: ERROR`` for older figures, or why the checkpoint
-            was set aside; None if nothing of this holds.
+            lacks the figure that ranks its group; otherwise None.
     """
 
     checkpoint: Annotated[str, Col("Checkpoint")]
@@ -246,7 +251,7 @@ class Ranked:
             "Ratio",
             ".3f",
             dots="page",
-            hint="spread of the domain's tokens over that of everyday tokens",
+            hint="spread of the answer tokens, or the domain's, divided by that of everyday tokens",
         ),
     ] = None
     G: Annotated[float | None, Col("G", ".3f", drop=1)] = None
@@ -263,7 +268,8 @@ class Ranked:
 class Sighting:
     """One state of a checkpoint, as one or more consecutive runs saw it.
 
-    All figures are None where the checkpoint failed. Times are UTC, such as ``2026-11-23 02:17``.
+    All figures, ``tensor`` and ``dtype`` are None if the checkpoint failed. Times are UTC, such as
+    ``2026-11-23 02:17``.
 
     Attributes:
         requested: The requested revision; empty for the default branch.
@@ -271,7 +277,7 @@ class Sighting:
         state: The commit, or a hash of a folder's listing; empty if the checkpoint could not be
             reached.
         domain: Name of the domain's token set.
-        reference: Name of the everyday token set.
+        reference: Name of the token set of everyday words.
         ratio: The ratio; None if unknown.
         ratio_se: Standard error of the ratio.
         cosine: G in the cosine distance.
@@ -279,7 +285,7 @@ class Sighting:
         euclidean: G in the Euclidean distance.
         euclidean_se: Standard error of ``euclidean``.
         tensor: Name of the output projection.
-        dtype: Its element type as stored.
+        dtype: Element type in which the output projection is stored.
         first: When the checkpoint was first seen in this state.
         last: When the checkpoint was last seen in this state.
         runs: Number of runs that saw the checkpoint in this state.
@@ -361,16 +367,18 @@ def query(
 
     Args:
         connection: The registry.
-        order: The figure that ranks; what it leaves open is taken from each family's file.
-        base: Label, path or address of the base model. Default: the base of the last run that had
-            one.
-        domain: Name of the domain. Default: the domain with the most results.
+        order: The figure that ranks, and the distance of G; a field that is None is taken from each
+            family's file.
+        base: Label, path or address of the base model; None for the base of the last run with the
+            same token sets that had one.
+        domain: Name of the domain; None for the domain with the most results.
         scale: Only groups of this scale, such as ``7B``. Default: all.
-        top: Only the first ``top`` checkpoints of each group. Default: all.
+        top: Only the first ``top`` checkpoints of each group, not counting the base and copies.
+            Default: all.
 
     Raises:
         UsageError: The registry does not know the domain or the base, has no results, or is
-            damaged.
+            damaged; or several checkpoints match ``base``.
     """
     tokens, domain, reference = sets_of(connection, domain)
     seen = last_seen(connection, tokens)
@@ -438,7 +446,7 @@ def _ranked(c: Screened, group: Group, note: str | None) -> Ranked:
 def excerpt(kinds: Sequence[object]) -> tuple[int, ...]:
     """Return the positions of the rows that a terminal shows: the first few of each kind.
 
-    Empty, which means that all are shown, for up to 40 rows.
+    Up to 40 rows are all shown, and the result is then empty.
 
     Args:
         kinds: The kind of each row, such as its group.
@@ -485,15 +493,14 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
         rows = [dict(zip(names, map(_no_bytes, row), strict=True)) for row in cursor]
     except (sqlite3.Error, sqlite3.Warning) as error:
         reason = str(error)
-        tables = ""
-        if "no such table" in reason:
-            tables = f"from {listed(_TABLES, 'or')} "
+        step = "give one SELECT statement in SQLite's dialect"
+        if "interrupted" in reason:
+            step = f"the statement took more than {_LIMIT:.0f} seconds: narrow it by WHERE or LIMIT"
+        elif "no such table" in reason:
+            step = f"select from {listed(_TABLES, 'or')}"
         elif "no such column" in reason:
             reason += _columns_for(connection, statement)
-        raise UsageError(
-            f"the registry could not answer: {reason}; expected one SELECT statement of SQLite "
-            f"{tables}that takes {_LIMIT:.0f} seconds at most"
-        ) from error
+        raise UsageError(f"the registry could not answer: {reason}; {step}") from error
     return Answer("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
 
 
@@ -536,7 +543,7 @@ def history(connection: sqlite3.Connection, text: str) -> Answer:
         rows.append(replace(row, first=row.first[:16], last=row.last[:16]))
     last = rows[0]
     commits = {row.state for row in rows if row.state}
-    sentence = f"{text}: {count(len(commits), 'commit')} seen, last on {last.last}"
+    sentence = f"{text}: {count(len(commits), 'version')} seen, last on {last.last} UTC"
     if last.error:
         state = cause_of(last.error).state
         failed = "is gone" if state == "gone" else "failed then"

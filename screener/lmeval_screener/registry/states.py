@@ -55,7 +55,7 @@ _NEVER_READ = Cause(
     3,
 )
 _GONE = Cause(
-    "a folder that was read before is not found in its storage or on disk, and the folder above it, "
+    "a folder that was read before is not found in its storage or on disk, and the folder above, "
     "or the one above that, has other entries",
     "gone",
     frozenset({GONE}),
@@ -75,9 +75,9 @@ CAUSES = (
         codes=frozenset(NOT_OF_WEIGHTS),
     ),
     _NEVER_READ._replace(
-        event="it is not found or is missing from a list, and was not known to be public when "
-        "last seen; or its folder is not found on disk, and the two folders above are missing or "
-        "empty, as when a disk is not mounted",
+        event="it is not found, or is missing from the list of its author's repositories, and was "
+        "not known to be public when last seen; or its folder is not found on disk, and the two "
+        "folders above are missing or empty, as when a disk is not mounted",
         first="Not readable now, ranked by older figures: {}.",
         codes=_MISSING,
     ),
@@ -86,7 +86,7 @@ CAUSES = (
     _GONE._replace(event="it was public when last seen, and is not found"),
     _GONE._replace(event="it was private, and the token that read it before does not find it now"),
     _GONE._replace(event="its branch or tag is gone", codes=frozenset({"RevisionNotFound"})),
-    _GONE._replace(event="the list says that it has no weights any more"),
+    _GONE._replace(event="the list of its author's repositories shows that it has no weights now"),
     Cause(
         "it is gone, but a new repository has the same commit, or a new folder has the same files "
         "and modification times, so it was renamed",

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from lmeval_dispersion.report.declared import listed, some
+from lmeval_dispersion.report.declared import count, listed, some
 from lmeval_dispersion.statistics import LEVEL
 from lmeval_screener.chance import Own, is_noise
 from lmeval_screener.figures import Gap, Ratio, difference
@@ -36,13 +36,13 @@ _SIDES = {
 }
 # Measured in code alone: in math pairs below their base are ordered as others are.
 _BELOW = (
-    "In code, checkpoints below their base have no order among themselves: one that never "
-    "practised code looks like one that was taught wrong code."
+    "For code, the order among checkpoints below their base means nothing: a checkpoint that was "
+    "not trained on code looks like one that was trained on wrong code."
 )
 _BY_GAP = "how often an order by G is right is not known"
 _NOT_KNOWN = (
-    "how often such an order is right is not known for these; "
-    "`dispersion verify` fits it to your results"
+    "how often such an order is right is not known for these checkpoints; "
+    "`dispersion verify` estimates it from your results"
 )
 STEP = (
     "Within one training run, the step number orders checkpoints at least as well: use the ratio and "
@@ -53,7 +53,8 @@ STEP = (
 def not_screened(failed: Sequence[Failed]) -> str:
     """Return the sentence for a screening in which every checkpoint failed.
 
-    The sentence has the number of checkpoints with each error code, and each code's first message.
+    It gives the number of checkpoints with each error code and the first message of each code; for
+    a single checkpoint, the label, the code and the message.
     """
     if len(failed) == 1:
         return f"{failed[0].label}: {failed[0].error}: {failed[0].message}"
@@ -74,7 +75,8 @@ def failures(failed: Sequence[Failed], everyone: int) -> str:
     """
     if not failed:
         return ""
-    return f"{len(failed)} of {everyone} checkpoints could not be screened ({_errors(failed, 3)})."
+    checkpoints = count(everyone, "checkpoint")
+    return f"{len(failed)} of {checkpoints} could not be screened ({_errors(failed, 3)})."
 
 
 def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
@@ -85,8 +87,8 @@ def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
 def labels_by_note(notes: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
     """Map each note to a text that names the checkpoints with that note.
 
-    The text is the label of a single checkpoint, else ``N checkpoints``, or ``all N`` if N is
-    ``everyone``, the number of checkpoints in all.
+    The text is the label of a single checkpoint, ``all N`` if all ``everyone`` checkpoints have the
+    note, and otherwise ``N checkpoints``.
     """
     members: dict[str, list[Screened]] = {}
     for note, c in notes:
@@ -105,7 +107,7 @@ def labels_by_note(notes: Iterable[tuple[str, Screened]], everyone: int = 0) -> 
 def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
     """Return one sentence for each reason why checkpoints have no ratio.
 
-    ``alone`` says that only one checkpoint was screened, so that there is no order.
+    ``alone`` says that no group has two checkpoints, so that there is no order.
     """
     notes = []
     for c in members:
@@ -128,11 +130,11 @@ def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
 def sentences_of(
     groups: Sequence[Group], subject: str, domain: str, places: Mapping[str, int] = _NO_PLACES
 ) -> list[str]:
-    """Return sentences on what to evaluate first, or a text for each of the first four groups.
+    """Return sentences on which checkpoints to evaluate first.
 
-    With one group, the sentences are those of `group_sentences`, which also explains ``subject``
-    and ``domain``. With several groups, each text is ``TITLE: SENTENCES``. ``places`` maps a
-    group's name to the length of the short list that the user asked for.
+    With one group, they are those of `group_sentences`, which also explains ``subject`` and
+    ``domain``. With several groups, each of the first four has one text, ``TITLE: SENTENCES``.
+    ``places`` maps a group's name to the length of the short list that the user asked for.
     """
     if len(groups) == 1:
         return group_sentences(groups[0], subject, domain, places.get(groups[0].name))
@@ -174,9 +176,9 @@ def group_sentences(
         return ["Nothing to rank: " + copies.said(members)[0], *against]
     if len(members) == 1:
         value = f"{group.figure} {members[0].figure.mean:.3f}"
-        alone = f"Only {names[members[0]]} ({value}) was screened"
+        alone = f"Only {names[members[0]]} ({value}) can be ranked here"
         return against or [
-            f"{alone}; a screen compares checkpoints and says nothing of a single one."
+            f"{alone}; a screen compares checkpoints and says nothing about a single one."
         ]
     if against and group.places < 2:
         return [*equal, *against]
@@ -189,8 +191,9 @@ def group_sentences(
     first = first_of(group, places)
     if not first:
         no_order = (
-            f"The output rows give these {len(members)} checkpoints no order ({subject}). Race them "
-            "all, or ask each a few questions: `dispersion race --all --budget 5%`."
+            f"Screened for {subject}, these {len(members)} checkpoints get no order from their "
+            "output rows. Race them all, or ask each a few questions: `dispersion race --all "
+            "--budget 5%`."
         )
         return [*against, no_order, *equal]
     success = _success(group, first[-1].rank)
@@ -229,7 +232,7 @@ def _success(group: Group, last: int) -> str:
             if last > 1:
                 ranks = f"ranks 1–{last} hold"
             held = group.chances.holds_best[last - 1]
-            chances.append(f"{ranks} the best with a chance of {held:.0%}")
+            chances.append(f"{ranks} the best checkpoint with a chance of {held:.0%}")
         if last > 1:
             chances.append(f"rank 1 is better than rank {last} with a chance of {far:.0%}")
         return f"{slope.said()}: {'; '.join(chances)}"
@@ -255,11 +258,11 @@ def by_figure(group: Group) -> list[str]:
 
 
 def first_by_other(group: Group) -> Screened | None:
-    """Return the checkpoint that the other figure puts first: G if the ratio ranks the group.
+    """Return the checkpoint that would be first by the figure that does not rank the group.
 
-    If G ranks the group, the other figure is the ratio. None if the same checkpoint is first
-    anyway, if a checkpoint lacks the other figure, or if all its differences are within their
-    errors.
+    That figure is G if the ratio ranks the group, and otherwise the ratio. None if the checkpoint
+    at rank 1 would also be first, if a checkpoint lacks that figure, or if noise alone may explain
+    its differences (`is_noise`).
     """
     # A copy's own G may have moved without any change of its predictions: only originals count.
     figures: dict[Screened, Gap | Ratio] = {}
@@ -328,14 +331,14 @@ def rows_of_base(adapters: Sequence[Failed], *, alone: bool) -> list[str]:
     start = "Nothing to rank: " if alone else ""
     first, *more_causes = causes
     if more_causes:
-        first += f" (and {len(more_causes)} more cause{'s' if len(more_causes) > 1 else ''})"
+        first += f" (and {count(len(more_causes), 'other cause')})"
     that = "that base"
     unread = "The base"
     if len(bases) > 1:
         that = "these bases"
         unread = "Their bases"
     return [
-        f"{start}{_equal(names, bases)} if {their} keys fit {that}.",
+        f"{start}{_equal(names, bases)} if {their} tensor names fit {that}.",
         f"{unread} could not be read: {first}.",
         _ask(adapters),
     ]
@@ -392,8 +395,8 @@ def first_of(group: Group, places: int | None = None) -> list[Screened]:
 def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> list[str]:
     """Return sentences on which checkpoints the ratio puts above, below or level with their base.
 
-    ``members`` are the checkpoints to name; None for all of the group. The list is empty if the
-    group has no base, or if the base has no ratio.
+    ``members`` are the checkpoints to name; None for all of the group's candidates. The list is
+    empty if the group has no base, or if the base or all of these checkpoints have no ratio.
     """
     if group.base is None or group.base.ratio is None:
         return []
@@ -475,4 +478,7 @@ def course_sentence(figure: str, values: Sequence[Gap | Ratio], names: Sequence[
     if differ(0, last):
         changes = "rises" if means[last] > means[0] else "falls"
         return f"{name} {changes} from {at(0)} to {at(last)}{flat}."
-    return f"{name} moves between {at(low)} and {at(high)}, but its first and last step do not differ{flat}."
+    return (
+        f"{name} moves between {at(low)} and {at(high)}, but the first and last steps do not "
+        f"differ{flat}."
+    )

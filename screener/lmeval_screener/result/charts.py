@@ -76,9 +76,10 @@ def _title(group: Group, figure: str) -> str:
 def gap_parts(group: Group) -> Spec:
     """Return the chart of G and its two parts as bars, and of supplied accuracies as a line.
 
-    The chart shows the first 40 checkpoints of a group, as figure 9 of the paper on representation
-    dispersion (RD) does. D–D, or within(T), is the mean distance among domain tokens; D–NM, or
-    between(T, R), is the mean distance from domain tokens to everyday words; G is their sum.
+    The chart has the form of figure 9 of the paper on representation dispersion (RD), and shows the
+    first 40 checkpoints of a group. D–D, or within(T), is the mean distance among domain tokens;
+    D–NM, or between(T, R), is the mean distance from domain tokens to everyday words; G is their
+    sum.
     """
     members = _drawn(group)
     values = []

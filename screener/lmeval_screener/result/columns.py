@@ -70,7 +70,13 @@ def _figures(metric: str) -> Iterator[CheckpointColumn]:
         csv = path.replace(".", "_")
         kind = Finite if part == "gap" else float
         yield _C(f"{path}.mean", kind, about, f"{place}.mean", csv)
-        yield _C(f"{path}.se", kind, "jackknife over tokens", f"{place}.se", f"{csv}_se")
+        yield _C(
+            f"{path}.se",
+            kind,
+            "standard error, by a jackknife over tokens",
+            f"{place}.se",
+            f"{csv}_se",
+        )
         if part != "gap":
             yield _C(
                 f"{path}.se_pairs",
@@ -96,7 +102,7 @@ COLUMNS = (
     _C(
         "label", str, "unique name in the report, which options accept too", shown=Col("Checkpoint")
     ),
-    _C("repo", str, "repository under its present name, or the folder"),
+    _C("repo", str, "present name of the repository, or path of the folder"),
     _C(
         "requested_revision",
         str | None,
@@ -106,7 +112,7 @@ COLUMNS = (
     _C(
         "revision",
         str | None,
-        "the commit that was read; null for a folder",
+        "the commit that was read; null outside the Hub",
         shown=Column("commit", "Commit", drop=3),
     ),
     _C("family", str, "family, or `tokenizer:<hash>` for checkpoints given by name"),
@@ -119,7 +125,7 @@ COLUMNS = (
         lambda c, group: c.rank if group.has_place(c) else None,
     ),
     _C("ranked_by", RankBy, "the figure that ranks the group: `gap` (G) or `ratio`"),
-    _C("metric", Distance, "the distance from which G is computed"),
+    _C("metric", Distance, "the distance in which G is measured, `cosine` or `euclidean`"),
     _C(
         "holds_best",
         _Share | None,
@@ -130,22 +136,23 @@ COLUMNS = (
     _C(
         "chance_to_next",
         _Share | None,
-        "chance that this checkpoint is more accurate than the next in rank; null for the last",
+        "chance that this checkpoint is more accurate than the next in rank; null at the last "
+        "rank, or if unknown",
         _to_next,
     ),
     _C("copy_of", str | None, "label of the original if this is a [copy](#copies), else null"),
     _C(
         "equal_rows_with",
         str | None,
-        "label of a checkpoint with equal rows but another body, or null",
+        "label of a checkpoint with equal rows of which this one is not a copy, or null",
     ),
     _C("group", str, "name of the group in reports", lambda _, group: group.title, None),
     _C("ratio.mean", float, "the ratio; null if there is none", csv="ratio"),
-    _C("ratio.se", float, "jackknife over tokens"),
+    _C("ratio.se", float, "standard error, by a jackknife over tokens"),
     _C(
         "ratio.rounding",
         float,
-        "three standard deviations of the error from rounding to the stored type",
+        "three standard deviations of the ratio's rounding error, as the stored element type implies",
         csv=None,
     ),
     _C(
@@ -170,7 +177,7 @@ COLUMNS = (
     _C(
         None,
         float,
-        "paired standard error of the difference",
+        "paired standard error of the difference from the base",
         "against.se",
         "against_base_se",
         only="base",
@@ -234,7 +241,7 @@ COLUMNS = (
     _C(
         "bytes_read",
         int,
-        "bytes that were transferred; 0 if all came from the cache",
+        "bytes read over the network; 0 if all came from the disk, the cache or a registry",
         shown=Col("Read", "bytes"),
     ),
     _C("requests", int, "number of requests", shown=Col("Requests", "d")),
@@ -254,7 +261,7 @@ COLUMNS = (
     _C(
         "chosen",
         Literal["rank", "audit", None],
-        "why the checkpoint is on the short list: by rank, or in the audit sample",
+        "why the checkpoint is on the short list: by `rank`, or in the `audit` sample",
         only="list",
     ),
     _C(

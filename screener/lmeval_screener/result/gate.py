@@ -37,18 +37,16 @@ class Distance:
     def said(self, figure: str) -> str:
         """Return the checkpoint's label and its distance, as part of a sentence.
 
-        ``figure`` is the name of the figure in which ``difference`` is measured, ``ratio`` or
-        ``G``.
+        The ``chance`` is given, too, if it is at most 10 %. ``figure`` is the name of the figure in
+        which ``difference`` is measured, ``ratio`` or ``G``.
         """
         places = decimals([self])
         error = f" ± {self.se:.{places}f}" if self.se > 0 else ""
         side = "lower" if self.difference < 0 else "higher"
         words = f"{figure} {side} by {abs(self.difference):.{places}f}{error}"
         if self.chance is not None and self.chance <= _HARDLY:
-            words += (
-                f", better with a chance of {self.chance:.0%}, measured on our own models or given "
-                "by `--slope`"
-            )
+            chance = f"an estimated chance of {self.chance:.0%}"
+            words += f", more accurate than the reference with {chance}"
         return f"{self.label} ({words})"
 
 
@@ -64,7 +62,7 @@ class Gate:
         below: Labels of the checkpoints below the reference.
         compared: Number of checkpoints that were compared with the reference.
         not_compared: Number of checkpoints that were not compared with the reference, because they
-            failed or are in another group.
+            failed, are in another group, or lack the figure that ranks the group.
         failed: The error code if the reference was not screened, or ``NoRatio`` if the reference
             has no ratio; else None.
         figure: The figure that ranks the group, ``ratio`` or ``G``; empty if nothing was compared.
@@ -156,7 +154,9 @@ class Gate:
         if self.not_compared:
             rest = f" Not compared with {self.reference}: {self.not_compared}."
         if not self.compared:
-            alone = f"no other checkpoint has the tokenizer and scale of {self.reference}"
+            alone = (
+                f"{self.reference} can be compared with no checkpoint of its tokenizer and scale"
+            )
             return f"The gate cannot be judged: {alone}.{rest}"
         if self.passed:
             lowest = min(self.distances, key=lambda distance: distance.difference)
@@ -165,7 +165,7 @@ class Gate:
                 return f"Passed: {alone} does not lie below {self.reference}.{rest}"
             closest = f"the lowest is {lowest.said(self.figure)}"
             return (
-                f"Passed: none of {self.compared} checkpoints lies below {self.reference}; "
+                f"Passed: none of the {self.compared} checkpoints lies below {self.reference}; "
                 f"{closest}.{rest}"
             )
         names = []

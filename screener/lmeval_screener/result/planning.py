@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.report import Column, Document, Section, Table
+from lmeval_dispersion.report.declared import count
 from lmeval_screener.formats import SAFETENSORS
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _GUIDE = "docs/reference/token-sets.md"
 def plan_document(
     selected: Selected, targets: Sequence[Target], domain: TokenSet, reference: TokenSet
 ) -> Document:
-    """Return a report on what a screening costs at most, in requests and bytes.
+    """Return a report that estimates how many requests and bytes a screening needs at most.
 
     A cache or a registry can only lower the cost.
 
@@ -57,12 +58,15 @@ def plan_document(
     slowest = max(waits, key=waits.__getitem__)
     wait = "That is within the Hub's quotas."
     if waits[slowest] > 0:
+        kind = "API" if slowest == "api" else "resolver"
         wait = (
-            f"The Hub's {slowest} quota makes the screening last {waits[slowest]:.0f} min or more."
+            f"The Hub's quota for {kind} requests makes the screening last "
+            f"{waits[slowest]:.0f} min or more."
         )
     answer = [
-        f"{kinds.pop('to read', 0)} of {len(rows)} checkpoints to read: at most about "
-        f"{total['resolvers']} resolver and {total['api']} API requests, {total['bytes'] / 1e6:.0f} MB. {wait}"
+        f"{kinds.pop('to read', 0)} of {count(len(rows), 'checkpoint')} would be read, with an "
+        f"estimated maximum of {total['resolvers']} resolver requests, {total['api']} API requests "
+        f"and {total['bytes'] / 1e6:.0f} MB. {wait}"
     ]
     if kinds:
         counts = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))

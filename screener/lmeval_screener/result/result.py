@@ -17,7 +17,7 @@ from lmeval_dispersion.errors import NothingScreenedError, UsageError
 from lmeval_dispersion.evidence import OUR_MODELS, Slope
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
-from lmeval_dispersion.report.declared import listed
+from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.report.document import Mark, fields_of
 from lmeval_screener.chance import WITHIN, Own
 from lmeval_screener.figures import difference
@@ -118,7 +118,7 @@ class Result(Report):
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """The groups of checkpoints that are ranked against each other, each with its best first."""
+        """The groups; the checkpoints of each are ranked against one another, best first."""
         return grouped(self.checkpoints, self.slope)
 
     @property
@@ -196,10 +196,10 @@ class Result(Report):
         return groups[first].chance(first, second)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """Return how many first ranks contain the most accurate checkpoint with a given chance.
+        """Return how many of the top ranks are needed to include the most accurate checkpoint.
 
-        This is the smallest number of ranks whose chance is at least ``chance``, or the number of
-        all ranks if the chance is not reached.
+        This is the smallest number of ranks that contain it with a chance of at least ``chance``,
+        or the number of all ranks if that is not reached or no chances are known.
 
         Raises:
             UsageError: ``chance`` is not above 0 and at most 1, or there is not exactly one group
@@ -211,8 +211,8 @@ class Result(Report):
             )
         if len(self.groups) != 1:
             raise UsageError(
-                f"expected a screening with one group, got {len(self.groups)} groups; call "
-                f"first_for({chance}) on each group in `groups`"
+                f"expected a screening with one group, got {len(self.groups)}; call "
+                f"first_for({chance}) on each of `groups`, if there are several"
             )
         return self.groups[0].first_for(chance)
 
@@ -613,8 +613,9 @@ class Result(Report):
             return {}
         tokens = self.checkpoints[0].resolution
         facts = {
-            "Tokens": f"T: {len(tokens.domain)} of {self.domain}, R: {len(tokens.reference)} of "
-            f"{self.reference}; digit scheme: {tokens.digit_scheme}"
+            "Tokens": f"T: {len(tokens.domain)} tokens of {self.domain}, "
+            f"R: {len(tokens.reference)} tokens of {self.reference}; "
+            f"digit scheme: {tokens.digit_scheme}"
         }
         if tokens.answers:
             facts["Ratio over"] = f"{len(tokens.answers)} answer tokens of {self.answers}"
@@ -624,7 +625,7 @@ class Result(Report):
                 facts[f"Words of {name} that are not single tokens"] = dropped
         facts["Read"] = (
             f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
-            f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests"
+            f"{shown(self.bytes_read, 'bytes')} in {count(self.requests, 'request')}"
         )
         return facts
 
@@ -642,13 +643,13 @@ def _draw(name: str, *values: Any) -> dict[str, Any]:
 
 def _ranking_chart(group: Group) -> Chart:
     """The ranking figure of each checkpoint, or of the best if they are many."""
-    count = len(group.checkpoints) - len(group.set_aside)
-    most = f", the {answer.DRAWN} best of {count}" if count > answer.DRAWN else ""
+    ranked = len(group.checkpoints) - len(group.set_aside)
+    most = f", the {answer.DRAWN} best of {ranked}" if ranked > answer.DRAWN else ""
     best = group.names[group.checkpoints[0]]
     return Chart(
         partial(_draw, "ranking", group),
         f"{_capital(group.figure)} of each checkpoint{most}",
-        f"Dots of {group.figure}, best first, from {best}.",
+        f"A dot for the {group.figure} of each checkpoint, best first; {best} is first.",
         "Error bars: two standard errors, due to the choice of tokens.",
         f"ranking-{group.anchor}",
     )
@@ -771,7 +772,7 @@ def _figures(group: Group, rows: Mapping[Screened, Row]) -> Table:
     source = f"measured on our own {OUR_MODELS}"
     if isinstance(group.slope, Own):
         source = "by your own results"
-    chance = f"chance that the best is at this rank or above, {source}"
+    chance = f"chance that the best checkpoint is at this rank or above, {source}"
     figures.append(Column("holds_best", "Holds the best", ".0%", hint=chance, drop=1))
     return Table(
         list(rows.values()),

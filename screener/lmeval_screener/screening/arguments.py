@@ -42,7 +42,7 @@ class Selecting:
             then.
             Default: all.
 
-            A date, or ``yesterday``. With a registry, the news are in ``result.news``, and the
+            A date, or ``yesterday``. With a registry, the news is in ``result.news``, and the
             value may also be a time in UTC, the name of a run, or ``last`` (the end of the last
             news). ``last`` and ``yesterday`` announce each checkpoint once.
         limit: Only the N models that changed last. Default: all.
@@ -62,7 +62,7 @@ class Selecting:
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenInputs(RankedBy):
-    """By which tokens checkpoints are measured, and what else is known of the checkpoints.
+    """The tokens by which checkpoints are measured, and what else is known about checkpoints.
 
     Attributes:
         domain: Words of the domain: a bundled set, SET:GROUP,GROUP or a YAML file. Default: the
@@ -109,7 +109,7 @@ class ScreenArguments(Selecting, ScreenInputs):
 
             One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``,
             folders, folders of training runs, weights files, or addresses such as
-            ``s3://bucket/run/checkpoint-*``; ``demo`` for the bundled ones.
+            ``s3://bucket/run/checkpoint-*``; ``demo`` for the bundled checkpoints.
         progress: Called as ``progress(done, all, label)`` whenever a checkpoint has been read or
             has failed. Default: a progress bar, in a notebook or on a terminal, for screenings that
             take more than a second.

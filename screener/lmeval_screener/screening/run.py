@@ -69,7 +69,9 @@ def screen(arguments: ScreenArguments) -> Result:
 
     Raises:
         UsageError: A name, a file or a combination of arguments cannot be used.
-        ScreeningError: A listing of the Hub cannot be read. A checkpoint that fails does not raise.
+        ScreeningError: A listing of the Hub cannot be read. The failure of a single checkpoint
+            raises nothing.
+        DispersionError: The registry is damaged, or another process has locked it.
     """
     run = Screening(arguments)
     if run.domain.remark:
@@ -148,8 +150,8 @@ class Screening:
         order: The figure that ranks and the distance of G, as the arguments ask for them.
         accuracies: The supplied accuracies; None if there are none.
         slope: The user's own slope; None if there is none.
-        domain: The token set T, with its tasks and their answers.
-        reference: The token set R.
+        domain: The token set of the domain, with its tasks and their answers.
+        reference: The token set of everyday words.
         session: This run in the registry; None without a registry.
 
     Raises:
@@ -183,7 +185,8 @@ class Screening:
             self._seconds = 0.0
         if not self._seconds > 0:
             raise UsageError(
-                f"{TIMEOUT}: expected seconds above 0, got {given!r}; set a number such as 60"
+                f"{TIMEOUT}: expected a number of seconds above 0, got {given!r}; set it, for "
+                "example, to 60"
             )
         self._failed: dict[Target, Failed] = {}
         self._scouts = 0  # of the Hub's checkpoints, begun
@@ -195,14 +198,15 @@ class Screening:
     def recorded(self, command: str) -> Iterator[Session | None]:
         """Open the arguments' registry for this run; yields its session, or None without a registry.
 
-        News count as announced only if the block ends without an error; otherwise the next run
-        announces them again.
+        The news counts as announced only if the block ends without an error; otherwise the next run
+        announces it again.
 
         Args:
             command: The command, as the registry records it.
 
         Raises:
             UsageError: The registry or ``since`` cannot be used.
+            DispersionError: SQLite failed, as in `to_write`.
         """
         registry = self.arguments.registry
         since = self.arguments.since
@@ -632,8 +636,8 @@ def _interrupted(session: Session | None) -> ScreeningError:
     kept = "cached" if session is None else "in the registry"
     return ScreeningError(
         "Interrupted",
-        "stopped before it was read; run the same command again to continue, as finished readings "
-        f"are {kept}",
+        "stopped before the checkpoint was read; run the same command again to continue, as "
+        f"finished readings are {kept}",
     )
 
 

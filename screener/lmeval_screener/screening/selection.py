@@ -60,7 +60,7 @@ class Query:
 
     @property
     def words(self) -> str:
-        """The query as a user would write it."""
+        """The query in words, for messages, such as ``ORG/*, tag X``."""
         parts = [f"tag {tag}" for tag in self.tags]
         if self.author:
             parts.insert(0, f"{self.author}/{self.pattern}")
@@ -178,9 +178,11 @@ def select(arguments: ScreenArguments, notice: Notice | None = None) -> Selected
     parts += options
     queries = [part for part in parts if isinstance(part, Query)]
     if not queries and (first is not None or limit is not None):
+        step = "add an author, a tag, a base_model or ORG/*"
+        if limit is None:
+            step += ", or a registry, which knows what has changed"
         raise UsageError(
-            "expected a listing of the Hub, got only names; add an author, a tag, a base_model or "
-            "ORG/*, or a registry, which knows the names that are new",
+            f"expected a listing of the Hub, got only names; {step}",
             argument="limit" if first is None else "since",
         )
     selected = Selected()
@@ -232,7 +234,7 @@ def _checked(
     for value in values:
         if not form.fullmatch(value):
             raise UsageError(
-                f"expected {example}, got {value!r}; copy it from its page on the Hub",
+                f"expected {example}, got {value!r}; copy the name from a page of the Hub",
                 argument=name,
             )
     return values
@@ -264,7 +266,7 @@ def read_list(file: TextIO) -> list[str]:
 
     Empty lines and text after ``#`` are ignored. In CSV the names are in the first column or, with
     a header, in the column ``repo``, ``checkpoint``, ``name``, ``model``, ``repository``, ``id`` or
-    ``model_id``, and a column ``revision`` completes them.
+    ``model_id``; a name gets the value of the column ``revision``, if any, as ``@REVISION``.
 
     Raises:
         UsageError: The list cannot be read, or names no checkpoint.
@@ -279,7 +281,7 @@ def read_list(file: TextIO) -> list[str]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(
             "expected a list of checkpoints on standard input, one per line, but it cannot be "
-            f"read: {error}"
+            f"read ({error}); give plain text or CSV in UTF-8"
         ) from None
     heading = [cell.lower() for row in rows[:1] for cell in row]
     column = next((name for name in _NAME_COLUMNS if name in heading), None)
@@ -305,8 +307,8 @@ def read_list(file: TextIO) -> list[str]:
 def query_of(text: str) -> Query | None:
     """Return the query for the listing that a text such as ``ORG/*`` means.
 
-    None for any other text, and, unless the text begins with ``hf://``, if there is a local folder
-    ORG or a path that matches.
+    None for any other text. Also None if a local path matches the text, or if there is a local
+    folder ORG and the text does not begin with ``hf://``.
 
     >>> query_of("Qwen/Qwen2.5-*").words, query_of("Qwen/Qwen2.5-7B")
     ('Qwen/Qwen2.5-*', None)
@@ -380,10 +382,8 @@ async def _listed(
             if len(targets) == limit:
                 return targets
     if not seen:
-        raise UsageError(
-            f"expected models on the Hub for {query.words}, got none; check the spelling and the "
-            "date"
-        )
+        step = "check the spelling" if since is None else "check the spelling and the date"
+        raise UsageError(f"expected models on the Hub for {query.words}, got none; {step}")
     if query.author and not query.tags and since is None:
         selected.complete.append(CompleteList(query, frozenset(seen), frozenset(empty)))
     return targets

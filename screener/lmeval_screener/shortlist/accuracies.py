@@ -91,7 +91,8 @@ class Accuracies:
                 places = some([target.name for target in matches], 4)
                 raise UsageError(
                     f"{rated.place}: {name} fits {len(matches)} screened checkpoints ({places}); "
-                    "name one of them, with its revision in the column `revision`"
+                    "name one of them by its revision (column `revision` in CSV, `revision=` in "
+                    "lm-eval's model_args)"
                 )
             if matches:
                 known = taken.setdefault(matches[0].label, rated)
@@ -101,15 +102,16 @@ class Accuracies:
                         "each checkpoint"
                     )
             elif self.complete and is_known:
+                step = nearest(name, labels) or "; correct the name, or leave the line out"
                 raise UsageError(
                     f"{rated.place}: expected a screened checkpoint ({some(labels, _SHOWN)}), got "
-                    f"{name!r}{nearest(name, labels)}"
+                    f"{name!r}{step}"
                 )
         if not taken and is_known:
             others = some([label(rated.name, rated.revision) for rated in self.rated], _SHOWN)
             raise UsageError(
                 f"expected accuracies of the screened checkpoints ({some(labels, _SHOWN)}), got "
-                f"those of {others}; give the results of these checkpoints"
+                f"those of {others}; give the results of the screened checkpoints"
             )
         with_accuracy = []
         for target in targets:
@@ -120,17 +122,18 @@ class Accuracies:
 
 
 def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
-    """Read accuracies from results of lm-eval or from a CSV file.
+    """Read accuracies from results of lm-eval, logs of Inspect or a CSV file.
 
     Args:
-        source: A file or folder of lm-eval's results or samples, with ``:TASK`` if they hold
-            several tasks; or a CSV file with the columns ``repo`` and ``accuracy``.
+        source: A file or folder of lm-eval's results or samples or of Inspect's logs, with
+            ``:TASK`` if they hold several tasks; or a CSV file with the columns ``repo`` and
+            ``accuracy``.
         metric: ``[FILTER/]METRIC`` of the results. Default: the accuracy that `dispersion compare`
             takes, too.
 
     Raises:
-        UsageError: The source cannot be read, holds several tasks, or has results of different
-            prompts.
+        UsageError: The source cannot be read, holds several tasks or no accuracy, or has results
+            with different numbers of few-shot examples.
     """
     path = Path(os.path.expanduser(source))
     task = ""
@@ -153,8 +156,8 @@ def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
             raise UsageError(str(error)) from error
     if metric is not None:
         raise UsageError(
-            f"{path}: a CSV file has one accuracy for each checkpoint; leave the metric out, which "
-            "chooses among those of lm-eval's results"
+            f"{path}: a CSV file has one accuracy for each checkpoint; leave out the metric, which "
+            "is only for lm-eval's results"
         )
     return _from_csv(path)
 
@@ -245,7 +248,7 @@ def _from_csv(path: Path) -> Accuracies:
         rated.append(Rated(row["repo"], revision, accuracy, place, label=row.get("label")))
     if not rated:
         raise UsageError(
-            f"{path}: expected a line for each checkpoint, got only the header; add them"
+            f"{path}: expected a line for each checkpoint, got only the header; add the lines"
         )
     return Accuracies(tuple(rated), str(path))
 
@@ -310,12 +313,12 @@ def _from_results(path: Path, task: str, metric: str | None) -> Accuracies:
     for run in sorted(find_runs(path), key=lambda run: run.date):
         if not run.results or run.by_inspect:
             runs[next(iter(run.samples.values()))] = run
-    if not results and not runs:
+    tasks = _tasks(results.values(), runs.values())
+    if not tasks:
         raise UsageError(
             f"{path}: expected results of lm-eval (results_*.json), got none; name the folder that "
             "lm-eval wrote"
         )
-    tasks = _tasks(results.values(), runs.values())
     if not task and len(tasks) != 1:
         raise UsageError(
             f"{path} holds {len(tasks)} tasks ({some(tasks, _SHOWN)}); choose one with {path}:TASK"
@@ -389,9 +392,9 @@ def _unlike(task: str, scored: Iterable[tuple[Rated, Results]]) -> list[str]:
             continue
         if first.shots and prompt.shots and first.shots != prompt.shots:
             raise UsageError(
-                f"expected results of {task} with equally many few-shot examples, got "
+                f"expected results of {task} with the same number of few-shot examples, got "
                 f"{first.shots}-shot in {first_place} and {prompt.shots}-shot in {place}; give "
-                "only results with the same number of examples"
+                "only results that agree"
             )
         if first.version != prompt.version:
             versions = f"{_given(first.version)} and {_given(prompt.version)}"
@@ -451,7 +454,7 @@ def _from_race(files: Sequence[Path]) -> Accuracies:
         race = results["race"]
         if race["questions"] == race["of"]:
             rated.append(_rated(results, file, race["score"]))
-    meaning = f"a race ({len(rated)} of {len(files)} checkpoints were asked everything)"
+    meaning = f"a race (with all questions for {len(rated)} of {len(files)} checkpoints)"
     return Accuracies(tuple(rated), meaning, complete=False, dropped=len(files) - len(rated))
 
 
@@ -466,9 +469,12 @@ def _metric(task: str, results: Sequence[Results], path: Path, judge: str | None
     if key is not None:
         return key
     wanted = judge or ", ".join(JUDGES)
+    step = "give the accuracies as a CSV file"
+    if common:
+        step = f"choose one with `--metric [FILTER/]METRIC`, or {step}"
     raise UsageError(
         f"{path}: expected an accuracy of {task} ({wanted}), got {some(common, _SHOWN) or 'none'}; "
-        "choose one with `--metric [FILTER/]METRIC`, or give the accuracies as a CSV file"
+        f"{step}"
     )
 
 

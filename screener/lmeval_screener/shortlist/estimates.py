@@ -88,8 +88,8 @@ class GroupResults:
         """Whether the pairs with results represent all pairs of candidates.
 
         They do if all candidates have results. With the design ``audit`` they do if at least two of
-        the candidates drawn at random have results, or if only one candidate is not on the list:
-        from a single one of several, nothing is known of the pairs among these.
+        the candidates drawn at random have results, or if only one candidate is not on the list. A
+        single drawn result says nothing about pairs in which neither candidate is on the list.
         """
         drawn = int((self.audited & self.known).sum())
         return self.design == "all" or (self.design == "audit" and (drawn > 1 or self.others == 1))
@@ -97,8 +97,9 @@ class GroupResults:
     def pair_sums(self) -> tuple[Array, Array]:
         """Sum the weights of the pairs of each result in ``used``.
 
-        With these weights, estimates over all pairs of candidates have no bias: a pair weighs one
-        over the probability that both of its candidates were evaluated.
+        With the design ``audit``, if ``stands_for_all`` is true, a pair weighs one over the
+        probability that both of its candidates were evaluated, so that estimates over all pairs of
+        candidates have no bias. Otherwise every pair weighs 1.
 
         Returns:
             For each result, the total weight of its pairs in the right order, where a tie counts
@@ -140,7 +141,7 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
 
     Returns:
         The share, in [0, 1], with its interval; all NaN if there is no pair. The interval is 0 to 1
-        if there are too few checkpoints to estimate an error.
+        if the error cannot be estimated, as with too few checkpoints.
     """
     parts = [group.pair_sums() for group in groups if group.design != "none"]
     if not parts:
@@ -254,7 +255,7 @@ def best_at_random(values: Array, size: int) -> float:
 
     Args:
         values: The values to draw from, shape (n,).
-        size: Number of values in a draw, n at most.
+        size: Number of values in a draw, at most n.
     """
     whole = _log_choose(len(values), size)
     chances = []

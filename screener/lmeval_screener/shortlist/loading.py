@@ -23,8 +23,11 @@ _SECONDS = 20.0  # to open one checkpoint
 def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model arguments with which lm-eval loads a checkpoint.
 
-    For an adapter these are the arguments of its base, with the adapter as ``peft``; for other
-    checkpoints, ``arguments`` as they are.
+    For an adapter in ``pretrained`` these are the arguments of its base, with the adapter as
+    ``peft``. For other checkpoints, or with ``peft`` or ``gguf_file``, ``arguments`` are unchanged.
+
+    Args:
+        arguments: lm-eval's ``model_args``.
 
     Raises:
         ScreeningError: As :func:`on_base`.

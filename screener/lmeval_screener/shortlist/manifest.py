@@ -58,12 +58,12 @@ def check_emit(folder: Path, domain: TokenSet, targets: Sequence[Target]) -> Non
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
-            f"expected a new or empty folder, got {folder}; name another", argument="emit"
+            f"expected a new or empty folder, got {folder}; name another folder", argument="emit"
         )
     if not domain.tasks:
         raise UsageError(
-            f"expected the tasks to evaluate (NAME,NAME), as the file of {domain.name} names none; "
-            "add them",
+            f"expected tasks on which to evaluate the short list, got none, and the token set "
+            f"{domain.name} names none; name them (NAME,NAME)",
             argument="tasks",
         )
     address = next((target.shown for target in targets if target.scheme is not None), None)
@@ -224,7 +224,7 @@ class Candidate:
     Attributes:
         target: The checkpoint, to which results are matched by name; its ``accuracy`` is the result
             that was found.
-        revision: The commit that was screened; None for a folder.
+        revision: The commit that was screened; None for a folder or another storage.
         group: Family and scale.
         chosen: Why the checkpoint is to be evaluated: ``rank`` if it is on the short list, ``audit``
             if it was drawn at random; None if it is not to be evaluated.
@@ -255,10 +255,11 @@ class Manifest:
 
     Attributes:
         domain: Name of the domain's token set.
-        k: Number of ranks, from the first, that the list takes in each group, at most.
+        k: Largest number of ranks, from the first, that the list takes in a group.
         audit_sample: Number of checkpoints not on the list that were to be drawn at random in each
             group.
-        candidates: All ranked checkpoints, best first in each group.
+        candidates: All checkpoints that may be chosen, best first in each group. The base, and
+            checkpoints without the figure that ranks their group, are not among them.
         place: Path of the file.
         task: Task of the screening; empty if the file names none.
         ranked_by: The figure that ranked, ``gap`` or ``ratio``; empty if unknown.

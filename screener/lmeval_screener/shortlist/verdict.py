@@ -50,10 +50,11 @@ class GroupVerdict:
 
     Attributes:
         group: Title of the group; ``all groups`` for the verdict on all.
-        outcome: ``works``; ``misleads``, if the order is reversed; ``chance``, if the order is no
-            better than a random one; or ``unknown``, if there are too few results.
+        outcome: ``works``; ``misleads``, if the order is reversed; ``chance``, if the order is
+            hardly better than a random one; or ``unknown``, if there are too few results.
         results: Number of candidates with a result.
-        candidates: Number of screened checkpoints.
+        candidates: Number of screened checkpoints, without the base and checkpoints that lack the
+            figure that ranks their group.
         spearman: Rank correlation of the screen's order with the results, inside groups.
         p: Two-sided p-value of the correlation, by permutation.
         right: Share of pairs that the screen orders as the results do.
@@ -160,7 +161,7 @@ class Verdict(Report):
         overall: The verdict on all groups together; checkpoints are compared only within their
             group.
         results: The sources of results, each in words.
-        without: Labels of the checkpoints on the list that have no result yet.
+        without: Labels of the checkpoints to evaluate that have no result yet.
         points: The candidates with a result.
         manifest: File of the short list.
         list: The rule by which the list was chosen, in words.
@@ -169,8 +170,8 @@ class Verdict(Report):
         slope: How strongly the ranks predict accuracy in these results, fitted with ``ours`` as the
             prior. None if the order has no known chances, if no group has two results that count,
             or if a race dropped checkpoints and some of those drawn at random have no result.
-        ours: The slope that we measured on checkpoints of the same kind; None if the order has no
-            known chances.
+        ours: The slope that we measured on checkpoints of the same kind, or on fine-tunes if the
+            groups are of several kinds; None if the order has no known chances.
         dropped: Number of checkpoints that a race dropped before they had answered all questions.
         places: Number of ranks in the largest group whose chances are known; 0 if there is none.
         metric: Distance of G; empty if unknown.
@@ -210,15 +211,19 @@ class Verdict(Report):
             DispersionError: ``slope`` is None, or the file cannot be written.
         """
         if self.slope is None or self.ours is None:
-            why = "the screening's order has no known chances; rank by the ratio"
+            why = (
+                "a slope is defined only for ranks by the ratio, of checkpoints that differ by "
+                "more than noise and are not of one training run; screen such checkpoints"
+            )
             if self.ours is not None:
                 why = "no group has two results; evaluate more of the list"
                 if self.dropped:
                     why = (
                         "a race drops checkpoints by their results, so those that remain give no "
-                        f"slope; evaluate the {self.dropped} that were dropped"
+                        f"slope; evaluate the {count(self.dropped, 'checkpoint')} that it dropped, "
+                        "and give these results too"
                     )
-            raise DispersionError(f"kept no slope in {path}: {why}")
+            raise DispersionError(f"no slope was written to {path}: {why}")
         keep_slope(Path(path), self.slope, self.ours.kind, self.task or self.domain)
         kept = f"wrote your slope k {self.slope.k:.2f} for {self.ours.kind} to {path}"
         return f"{kept}; use it with `screen-checkpoints … --slope {path}`"
@@ -239,7 +244,10 @@ class Verdict(Report):
         }
 
     def charts(self) -> Mapping[str, Chart]:
-        """Return one chart, ``points``: accuracy against the figure that ranked the checkpoints."""
+        """Return one chart, ``points``: accuracy against the figure that ranked the checkpoints.
+
+        If a checkpoint has no ratio, the figure is G.
+        """
         figure = "ratio"
         title = "ratio"
         by_gap = self.order.startswith(RANKED["gap"])
@@ -343,7 +351,7 @@ def verify(asked: Verifying) -> Verdict:
 def _rule_of(manifest: Manifest) -> str:
     """The rule by which a short list was chosen, in words."""
     ranks = "rank 1" if manifest.k == 1 else f"ranks 1–{manifest.k}"
-    rule = f"{ranks} of each group at most"
+    rule = f"at most {ranks} of each group"
     if manifest.audit_sample:
         rule += f", and {count(manifest.audit_sample, 'other')} of each group drawn at random"
     return rule

@@ -33,13 +33,13 @@ MIXTURES = (
     "data mixtures)"
 )
 NOT_KNOWN = (
-    "How often such an order is right is not known for these; "
-    "`dispersion verify` fits it to your results."
+    "How often such an order is right is not known for these checkpoints; "
+    "`dispersion verify` estimates it from your results."
 )
 BY_GAP = "How often an order by G is right is not known."
 NOISE = (
-    "The output rows give these {} checkpoints no order (math). Race them all, or ask each a few "
-    "questions: `dispersion race --all --budget 5%`."
+    "Screened for math, these {} checkpoints get no order from their output rows. Race them all, or "
+    "ask each a few questions: `dispersion race --all --budget 5%`."
 )
 APART = [1.5 - i / 20 for i in range(24)]
 
@@ -54,7 +54,7 @@ def alphabet(count):
         (
             [1.3],
             [
-                "Only a (ratio 1.300) was screened; a screen compares checkpoints and says nothing of "
+                "Only a (ratio 1.300) can be ranked here; a screen compares checkpoints and says nothing about "
                 "a single one."
             ],
         ),
@@ -182,7 +182,7 @@ def test_by_g_no_chance_is_known_and_whose_ratio_is_missing_is_said():
     ]
     assert result(members).answer() == said
     assert result(members[:1]).answer() == [
-        "Only a (G 1.900) was screened; a screen compares checkpoints and says nothing of a single "
+        "Only a (G 1.900) can be ranked here; a screen compares checkpoints and says nothing about a single "
         "one.",
         "No ratio of a: it was not computed; G is the only figure.",
     ]
@@ -232,14 +232,14 @@ def test_an_own_slope_counts_for_groups_of_its_kind():
     assert tunes.answer()[1] == (
         "By your own results (slope k = 1.50, 95 % interval 1.00 to 2.00, from 30 evaluated "
         "checkpoints, screened for gsm8k): "
-        f"ranks 1–{first} hold the best with a chance of {of.holds_best[first - 1]:.0%}; "
+        f"ranks 1–{first} hold the best checkpoint with a chance of {of.holds_best[first - 1]:.0%}; "
         f"rank 1 is better than rank {first} with a chance of {of.between(1, first):.0%}."
     )
     # One place may do; of two, both.
     two = replace(tunes, checkpoints=tuple(siblings(1.3, 1.2)))
     sure = replace(two, slope=replace(own, k=3.0, high=3.0))
     assert sure.answer()[1].endswith(
-        "screened for gsm8k): rank 1 holds the best with a chance of 93%."
+        "screened for gsm8k): rank 1 holds the best checkpoint with a chance of 93%."
     )
     doubt = replace(two, slope=replace(own, k=0.5, low=0.5))
     assert doubt.answer()[1].endswith(
@@ -276,7 +276,7 @@ def test_a_chance_is_of_two_candidates_of_one_group():
     for ask, said in (
         (lambda: found.chance("7B-a", "1B-a"), "two checkpoints of one group"),
         (lambda: found.chance("7B-a", "no"), "'no'"),
-        (lambda: found.first_for(0.8), r"got 2 groups; call first_for\(0.8\) on each"),
+        (lambda: found.first_for(0.8), r"got 2; call first_for\(0.8\) on each"),
         (lambda: found.first_for(0.0), "above 0"),
     ):
         with pytest.raises(UsageError, match=said):
@@ -299,7 +299,7 @@ def test_two_below_their_base_have_no_order_in_code():
         text = replace(result([*of, base]), domain=domain).answer()
         assert (
             any(
-                line.startswith("In code, checkpoints below their base have no order")
+                line.startswith("For code, the order among checkpoints below their base")
                 for line in text
             )
             == said

@@ -176,7 +176,7 @@ def test_what_cannot_be_emitted_is_said_before_the_screening(tmp_path):
     for folder, domain, names, message in (
         ("full", MATH, [], "new or empty folder"),
         ("full/x", MATH, [], "new or empty folder"),
-        ("new", MINE, [], "tasks: expected the tasks to evaluate"),
+        ("new", MINE, [], "tasks: expected tasks on which to evaluate"),
         ("new", MATH, ["s3://b/x", "s3://b/y", "a/b"], "got s3://b/x, which lm-eval cannot load"),
         ("new", MATH, ["a/b", "models:/sums/2"], "got models:/sums/2, which lm-eval cannot load"),
     ):

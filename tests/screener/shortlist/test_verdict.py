@@ -300,8 +300,8 @@ def test_a_kept_slope_is_read_again_and_a_race_that_dropped_keeps_none(tmp_path)
     without = verdict(tmp_path, *planted([24], 0.7))
     one = verdict(tmp_path, manifest, accuracies, known=lambda c: c.rank == 1)
     for found, why in (
-        (survivors, f"evaluate the {survivors.dropped} that were dropped"),
-        (without, "no known chances"),
+        (survivors, rf"evaluate the {survivors.dropped} checkpoints? that it dropped"),
+        (without, "only for ranks by the ratio"),
         (one, "no group has two results"),
     ):
         with pytest.raises(DispersionError, match=why):
@@ -530,8 +530,8 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
     first = Chances(11, own).first_for()
     chance = f"{Chances(11, own).between(1, first):.0%}"
     assert yours["answer"][1] == (
-        f"{said}ranks 1–{first} hold the best with a chance of {held[first - 1]:.0%}; rank 1 is better than "
-        f"rank {first} with a chance of {chance}."
+        f"{said}ranks 1–{first} hold the best checkpoint with a chance of {held[first - 1]:.0%}; "
+        f"rank 1 is better than rank {first} with a chance of {chance}."
     )
     assert not [sentence for sentence in yours["answer"] if "Of our" in sentence]
     assert [c["holds_best"] for c in yours["checkpoints"]] == held.tolist()

@@ -283,7 +283,7 @@ def test_adapters_that_leave_the_head_alone_need_no_base(
     assert len(hub.requests) == 1
     first, cause, step = result.answer()
     assert first.startswith("Nothing to rank: ")
-    assert "(org/missing) if their keys fit that base" in first
+    assert "(org/missing) if their tensor names fit that base" in first
     assert "org/missing" in cause
     assert step.startswith(f"Compare their answers: `dispersion race {tmp_path / 'run'} ")
     words = [*map(str, folders)]
