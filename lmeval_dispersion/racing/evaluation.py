@@ -145,8 +145,8 @@ class Evaluation:
         weights: Weight of each question in a checkpoint's score, with a mean of 1; None if all are
             equal. Shape (N,).
         units: Name of a unit -> indices of its questions, ascending; the units in the order named.
-        groups: Name of a group that is a unit -> a dictionary with the group's tasks, and whether
-            they are weighted by size.
+        groups: Name of a group that is a unit -> the group's
+            :class:`~lmeval_dispersion.store.groups.TaskGroup`.
         weighing: ``units`` if the equal weight of the units changes which questions are drawn, or
             the score; None otherwise.
         places: Task -> indices of its questions, ascending.
@@ -676,8 +676,10 @@ class Entrant:
         Raises:
             CheckpointError: The checkpoint cannot be loaded or asked, or log-probabilities of an
                 answer are not finite.
-            UsageError: The whole race cannot go on: lm-eval has no such backend, or a task's metric
-                does not give scores from 0 to 1 of which higher ones are better.
+            UsageError: The whole race cannot go on: lm-eval has no such backend, the backend gives
+                no log-likelihoods and a task needs them, or a task's metric does not give scores
+                from 0 to 1 of which higher ones are better.
+            HarnessError: The checkpoint got other prompts than earlier checkpoints.
             DispersionError: The answers cannot be written.
         """
         self._check_finite()

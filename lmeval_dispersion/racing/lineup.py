@@ -750,7 +750,7 @@ class Plan:
         steps = list[str]()
         for phase in self.phases:
             checkpoints = counted(phase.checkpoints, "checkpoint")
-            steps.append(f"{checkpoints} up to {counted(phase.questions, 'shared question')}")
+            steps.append(f"{checkpoints} up to {counted(phase.questions, 'shared question')} each")
         return (
             f"{race}, with {counted(self.loads, 'load')} in {counted(len(steps), 'phase')}: "
             f"{listed(steps)}."
