@@ -145,7 +145,9 @@ def _no_judge(
     names = list(metrics)
     if len(filters) > 1:
         names = [f"{name}/{metric}" for name in filters for metric in metrics]
-    choice = listed_names(names) if len(names) == 1 else f"one of {', '.join(names)}"
+    choice = f"one of {', '.join(names)}"
+    if len(names) == 1:
+        choice = names[0]
     return HarnessError(f"expected a metric of {task}, got {named!r}; name {choice}")
 
 

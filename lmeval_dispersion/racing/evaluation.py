@@ -105,9 +105,9 @@ def _without_metadata_advice() -> Iterator[None]:
 def batch_of(asking: LmEval, requests: int) -> int:
     """Return how many questions to ask at once, if each of them makes ``requests`` requests.
 
-    It is the number of questions whose requests fill one of lm-eval's batches, and at least `STEP`,
-    the questions between two updates of the race's bets. For the batch size ``auto`` it is the
-    larger of `SHARED` and `STEP`.
+    It is the number of questions whose requests fill one of lm-eval's batches, and at least `STEP`
+    (see :class:`~lmeval_dispersion.racing.rule.Bets`). For the batch size ``auto`` it is the larger
+    of `SHARED` and `STEP`.
     """
     size = str(asking.batch_size or 1)
     if size.startswith("auto"):
@@ -540,7 +540,11 @@ class Evaluation:
 
     def _unusable(self, task: str, metrics: Iterable[str], usable: Sequence[str]) -> UsageError:
         given = split_judge(self._named[task])[1] or ", ".join(metrics)
-        step = f"name one of {', '.join(usable)}, or " if usable else ""
+        step = ""
+        if len(usable) == 1:
+            step = f"name {usable[0]}, or "
+        elif usable:
+            step = f"name one of {', '.join(usable)}, or "
         return UsageError(
             f"{task}: expected a metric that scores each question from 0 to 1, where higher is better, "
             f"got {given or 'none'}; {step}leave the task out",

@@ -194,7 +194,7 @@ class Race(Report):
         tasks: Number of tasks.
         seconds: Seconds that the command took; None for recorded answers.
         seed: Seed of the orders in which the questions are asked.
-        checkpoints: The best checkpoint; the others that were asked, the highest score first; those
+        checkpoints: The best checkpoint; the others, the highest score (or agreement) first; those
             that failed; those that were not loaded.
         audit_sample: Labels of the checkpoints outside of the short list that were drawn at random
             to race.
