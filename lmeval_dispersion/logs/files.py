@@ -117,7 +117,7 @@ def json_object(text: str, place: str) -> dict[str, Any]:
 
     Args:
         text: The text.
-        place: Where the text is from, with which the message begins.
+        place: Where the text is from; the message begins with it.
 
     Raises:
         HarnessError: The text is not a JSON object, for example because it is cut off.
@@ -135,7 +135,7 @@ def number_of(value: object) -> float:
     """Return a logged number as a float; NaN for None, or for a number that a float cannot hold.
 
     Raises:
-        TypeError: The value is neither a number nor None, such as a text or a list.
+        TypeError: The value is something else, such as a text or a list.
     """
     if value is None:
         return math.nan

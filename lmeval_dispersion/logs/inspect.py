@@ -40,7 +40,8 @@ class Judgement:
         scorer: Name of the scorer.
         content: The sample as lm-eval logs a document: ``doc``, ``target``, ``arguments``,
             ``resps`` and ``filtered_resps``.
-        metrics: Name -> score over the epochs; a score that the scorer did not give is missing.
+        metrics: Name -> score over the epochs, by default their mean. A score that the scorer did
+            not give is missing.
     """
 
     sample: str

@@ -81,7 +81,7 @@ class NamedMetrics:
         return cls(default, {str(task): judge for task, judge in own.items()})
 
     def judge(self, *names: str) -> str | None:
-        """Return the ``[FILTER/]METRIC`` that scores a task; None if none is named for it.
+        """Return the ``[FILTER/]METRIC`` that is named for a task; None if none is.
 
         ``names`` are the names of the task and of its groups. The first of them in ``own`` decides;
         if none is there, ``default`` is returned, which may be None.
@@ -105,8 +105,8 @@ class NamedMetrics:
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=3) or names
                 raise UsageError(
-                    f"expected the metric of a task that is scored, got {name}={judge}; name "
-                    f"one of these tasks: {listed_names(near)}",
+                    f"expected TASK=METRIC for a task or group that is scored, got {name}={judge}; "
+                    f"name one of these: {listed_names(near)}",
                     argument="metric",
                 )
 
@@ -123,7 +123,7 @@ def check_judge(
     """Check that a task has the filter and the metric that are named for it.
 
     Args:
-        task: Name of the task, with which the message begins.
+        task: Name of the task, for the message.
         named: ``[FILTER/]METRIC``; None if nothing is named.
         filters: Names of the task's filters.
         metrics: Names of the task's metrics.
@@ -145,7 +145,9 @@ def _no_judge(
     names = list(metrics)
     if len(filters) > 1:
         names = [f"{name}/{metric}" for name in filters for metric in metrics]
-    choice = listed_names(names) if len(names) == 1 else f"one of {', '.join(names)}"
+    choice = f"one of {', '.join(names)}"
+    if len(names) == 1:
+        choice = names[0]
     return HarnessError(f"expected a metric of {task}, got {named!r}; name {choice}")
 
 

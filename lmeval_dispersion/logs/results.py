@@ -40,7 +40,7 @@ def read_results(file: Path) -> Results:
     """Return the content of a results file of lm-eval.
 
     Raises:
-        HarnessError: The file cannot be read, or is not one of lm-eval's results.
+        HarnessError: The file cannot be read, or does not hold results of lm-eval.
     """
     content = json_object(whole_text(file), str(file))
     if not isinstance(content.get("results"), dict):

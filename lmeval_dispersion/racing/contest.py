@@ -226,7 +226,7 @@ class Contest:
 
         Each of these checkpoints is to be asked until it has ``phase.questions`` answers. They are
         the best of ``labels`` by their first ``phase.after`` answers; the first phase takes all.
-        Checkpoints that failed, or whose turn has begun, are not asked; the reference is asked in
+        Checkpoints that failed, or whose turn has begun, are not asked; ``reference`` is asked in
         the first phase only.
         """
         sound = [label for label in labels if self.standing.get(label) != "failed"]
@@ -278,7 +278,7 @@ class Contest:
     def turns(self, labels: Sequence[str], *, cut: bool = False) -> list[str]:
         """Return the labels of the checkpoints that have a turn, in the order of their turns.
 
-        Checkpoints whose turn has begun come first, then the reference, then all others. If there
+        Checkpoints whose turn has begun come first, then ``reference``, then all others. If there
         are shared questions, the others are ordered by their number of shared questions, the most
         first, then by the mean probability of the right answer (or the mean score, where
         probabilities are unknown); checkpoints without answers come last. A checkpoint has no turn
@@ -347,8 +347,8 @@ class Contest:
     def fail(self, label: str) -> None:
         """Take a failed checkpoint out of the race.
 
-        If checkpoints race side by side, those that were dropped only because they were worse than
-        the failed one are back in the race.
+        If checkpoints race at the same time, those that were dropped only because they were worse
+        than the failed one are back in the race.
         """
         self.standing[label] = "failed"
         if self.side_by_side:  # in turns it dropped nobody
@@ -614,7 +614,7 @@ class Contest:
     def ranked(self) -> list[str]:
         """Labels of the checkpoints that were asked everything, the best first.
 
-        The reference is left out.
+        ``reference`` is left out.
         """
         whole = list[str]()
         for label, standing in self.standing.items():

@@ -105,9 +105,9 @@ def _without_metadata_advice() -> Iterator[None]:
 def batch_of(asking: LmEval, requests: int) -> int:
     """Return how many questions to ask at once, if each of them makes ``requests`` requests.
 
-    It is the number of questions whose requests fill one of lm-eval's batches, and at least `STEP`,
-    the questions between two updates of the race's bets. For the batch size ``auto`` it is the
-    larger of `SHARED` and `STEP`.
+    It is the number of questions whose requests fill one of lm-eval's batches, and at least `STEP`
+    (see :class:`~lmeval_dispersion.racing.rule.Bets`). For the batch size ``auto`` it is the larger
+    of `SHARED` and `STEP`.
     """
     size = str(asking.batch_size or 1)
     if size.startswith("auto"):
@@ -145,8 +145,8 @@ class Evaluation:
         weights: Weight of each question in a checkpoint's score, with a mean of 1; None if all are
             equal. Shape (N,).
         units: Name of a unit -> indices of its questions, ascending; the units in the order named.
-        groups: Name of a group that is a unit -> a dictionary with the group's tasks, and whether
-            they are weighted by size.
+        groups: Name of a group that is a unit -> the group's
+            :class:`~lmeval_dispersion.store.groups.TaskGroup`.
         weighing: ``units`` if the equal weight of the units changes which questions are drawn, or
             the score; None otherwise.
         places: Task -> indices of its questions, ascending.
@@ -540,7 +540,11 @@ class Evaluation:
 
     def _unusable(self, task: str, metrics: Iterable[str], usable: Sequence[str]) -> UsageError:
         given = split_judge(self._named[task])[1] or ", ".join(metrics)
-        step = f"name one of {', '.join(usable)}, or " if usable else ""
+        step = ""
+        if len(usable) == 1:
+            step = f"name {usable[0]}, or "
+        elif usable:
+            step = f"name one of {', '.join(usable)}, or "
         return UsageError(
             f"{task}: expected a metric that scores each question from 0 to 1, where higher is better, "
             f"got {given or 'none'}; {step}leave the task out",
@@ -676,8 +680,10 @@ class Entrant:
         Raises:
             CheckpointError: The checkpoint cannot be loaded or asked, or log-probabilities of an
                 answer are not finite.
-            UsageError: The whole race cannot go on: lm-eval has no such backend, or a task's metric
-                does not give scores from 0 to 1 of which higher ones are better.
+            UsageError: The whole race cannot go on: lm-eval has no such backend, the backend gives
+                no log-likelihoods and a task needs them, or a task's metric does not give scores
+                from 0 to 1 of which higher ones are better.
+            HarnessError: The checkpoint got other prompts than earlier checkpoints.
             DispersionError: The answers cannot be written.
         """
         self._check_finite()

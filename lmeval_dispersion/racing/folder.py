@@ -297,9 +297,9 @@ class RaceFolder:
     def may_load(self, entry: Entry) -> bool:
         """Whether the command may load an entry's checkpoint.
 
-        It may if it names the checkpoint, or an adapter whose base the checkpoint is. If the
-        entry's revision is not a commit, the command has to name the same revision. True for every
-        entry if ``named`` is None.
+        It may if the command names the checkpoint, or an adapter whose base the checkpoint is. If
+        the entry's revision is not a commit, the command has to name the same revision. True for
+        every entry if ``named`` is None.
         """
         if self.named is None:
             return True
@@ -836,7 +836,7 @@ def race_name(tasks: str) -> str:
 
 
 def begun_in_run(words: Sequence[str], tasks: str) -> Path | None:
-    """Return the folder of a race that began during a training; None without one.
+    """Return the folder of a race that began during a training run; None without one.
 
     Args:
         words: The checkpoints that a command names. Only a single one, the folder of a training
@@ -872,8 +872,8 @@ def changes_since_begun(kept: Mapping[str, Any], contest: Contest) -> list[str]:
     notes = list[str]()
     if kept.get("times", 1) > 1:
         notes.append(
-            "Checkpoints joined this race after it had begun; the probability of a wrong result is "
-            "at most the error before that, and again after it."
+            "Checkpoints joined this race after it had begun; `--error` limits the probability of "
+            "a wrong result before that and, separately, after it."
         )
     error = kept.get("error", contest.error)
     if error != contest.error:

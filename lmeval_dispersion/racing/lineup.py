@@ -91,7 +91,7 @@ class Lineup(NamedTuple):
     Attributes:
         entries: The checkpoints.
         notes: Sentences for the report.
-        manifest: The manifest of the short list; None without a screen.
+        manifest: Content of the short list's ``manifest.json``; None without a screen.
         by: How the checkpoints that race are ordered: ``rows``, by the screen's ranking, or
             ``block``, by their scores on the shared questions.
         failed: Checkpoints that could not be screened.
@@ -189,7 +189,8 @@ class Named(NamedTuple):
     Attributes:
         words: The names as given, or the labels of the screening.
         screened: The screening, if one was given in place of names.
-        manifest: Content of the manifest in the folder that was named; empty without one.
+        manifest: Content of ``manifest.json`` in the folder of a short list or of a race that was
+            named; empty without one.
     """
 
     words: Sequence[str]
@@ -750,7 +751,7 @@ class Plan:
         steps = list[str]()
         for phase in self.phases:
             checkpoints = counted(phase.checkpoints, "checkpoint")
-            steps.append(f"{checkpoints} up to {counted(phase.questions, 'shared question')}")
+            steps.append(f"{checkpoints} up to {counted(phase.questions, 'shared question')} each")
         return (
             f"{race}, with {counted(self.loads, 'load')} in {counted(len(steps), 'phase')}: "
             f"{listed(steps)}."

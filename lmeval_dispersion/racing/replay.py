@@ -124,7 +124,7 @@ class Replay(Report):
         left_out: Labels of the checkpoints that were left out after the shared questions.
         seed: Seed of the race, and of the random orders.
         orders: Number of races in random orders.
-        same: Number of these races that named the best checkpoint, or one with the same score.
+        same: Number of these races that named a checkpoint with the highest score.
         lost: Largest difference between the highest score and that of a checkpoint named by one of
             these races.
         share: Median, 5th and 95th percentile of the share of the questions that these races asked.
@@ -254,8 +254,8 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     is entered in ``failed``.
 
     Args:
-        places: Folders or files with lm-eval's results, or stores, one for each model; or the
-            folder of one race.
+        places: For each model, a folder or file with lm-eval's results, or a store; or the folder
+            of one race.
         metric: ``[FILTER/]METRIC`` to judge by; None for the first known metric of each task.
 
     Raises:

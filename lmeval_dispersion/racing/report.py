@@ -69,7 +69,7 @@ class Asked:
 
     Attributes:
         seconds: Label -> seconds that loading and asking the checkpoint took.
-        failed: Label -> a sentence on why it could not be loaded or asked.
+        failed: Label -> a sentence on why the checkpoint could not be loaded or asked.
         as_base: Labels of the adapters that answer exactly as their base.
         agreed: Label -> agreement with the mean answer, by which a race with ``answers="none"``
             orders the checkpoints; empty for any other race.
@@ -194,7 +194,7 @@ class Race(Report):
         tasks: Number of tasks.
         seconds: Seconds that the command took; None for recorded answers.
         seed: Seed of the orders in which the questions are asked.
-        checkpoints: The best checkpoint; the others that were asked, the highest score first; those
+        checkpoints: The best checkpoint; the others, the highest score (or agreement) first; those
             that failed; those that were not loaded.
         audit_sample: Labels of the checkpoints outside of the short list that were drawn at random
             to race.
@@ -238,7 +238,7 @@ class Race(Report):
     _racing: int = 0
 
     def tables(self) -> dict[str, Table]:
-        """Return the tables ``race``, the checkpoints, and ``units``, their scores by task.
+        """Return the table ``race`` of the checkpoints, and ``units`` of their scores by task.
 
         A terminal shows the rows of the checkpoints that were asked or failed, and at least twelve.
         """
@@ -368,8 +368,8 @@ class Race(Report):
         if LOST and is_unread and not self.plan and self.by == "score" and not sampled:
             loss, low, high, data = LOST
             sampled = (
-                f"In our studies not loading the rest cost {loss:.3f} of accuracy ({low:.3f} to "
-                f"{high:.3f}) on {data}."
+                f"In our studies, not loading the other checkpoints cost {loss:.3f} of accuracy "
+                f"({low:.3f} to {high:.3f}) on {data}."
             )
         sentences.append(sampled)
         return {
@@ -467,12 +467,12 @@ class Race(Report):
             score = f"{100 * (row.score or 0.0):.1f} %"
         there = count(self.questions_there, "question")
         if row.questions < self.questions_each:
-            return f"{score} of {row.questions:,} of {there} of {self.task}"
+            return f"{score} on {row.questions:,} of the {there} of {self.task}"
         if self.questions_each < self.questions_there:
-            return f"{score} of {self.task} ({self.questions_each:,} of {there})"
+            return f"{score} on {self.task} ({self.questions_each:,} of {there})"
         if self.tasks > 1:
-            return f"{score} of {self.task} ({there})"
-        return f"{score} of {self.task}"
+            return f"{score} on {self.task} ({there})"
+        return f"{score} on {self.task}"
 
     def _others(self, undecided: Sequence[str]) -> str:
         """What is shown of the others, with its error."""

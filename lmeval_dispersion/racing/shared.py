@@ -300,7 +300,7 @@ def agreed(evaluation: Evaluation, contest: Contest) -> dict[str, Agreed]:
     """Return the agreement of each checkpoint with the mean answer of all, by label.
 
     The agreement (see :func:`agreement`) is averaged over the first questions, as many as all
-    checkpoints were asked. The contest's reference is left out.
+    checkpoints were asked. The contest's ``reference`` is left out.
 
     Raises:
         UsageError: There are fewer than three checkpoints or five questions, or an answer has no

@@ -66,8 +66,8 @@ def race_on_ray(
         with _cluster() as most, progress_bar(hidden=hidden, every=LINES) as update:
             if gpus is not None and (not 0 <= gpus <= most or (gpus > 1 and gpus % 1)):
                 raise UsageError(
-                    "expected a whole number of GPUs or a fraction below 1, and at most the "
-                    f"{most:g} of the largest node, got {gpus:g}",
+                    f"expected a number of GPUs from 0 to {most:g} (the most that one node has), "
+                    f"whole or below 1, got {gpus:g}",
                     argument="gpus_per_checkpoint",
                 )
             resources = {"cpu": 1, "gpu": min(1, most) if gpus is None else gpus}

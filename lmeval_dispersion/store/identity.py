@@ -128,8 +128,8 @@ def source_text(value: Any) -> str:
 def check_one_model(parts: Sequence[StorePart]) -> None:
     """Check that stores to be read as one have the same model and the same general prompt settings.
 
-    General are the system prompt, the chat template, and whether few-shot examples are turns of a
-    chat. Settings of single tasks, such as the number of few-shot examples, may differ.
+    The general settings are the system prompt, the chat template, and whether few-shot examples are
+    turns of a chat. Settings of single tasks, such as the number of these examples, may differ.
 
     Raises:
         MixedStoresError: The stores differ, or only some of them have an ``identity``.

@@ -30,7 +30,7 @@ class JoinedRun:
     """A run whose documents are to be joined with those of other runs.
 
     Attributes:
-        model: Name of the model, by which messages call the run.
+        model: Name of the model; messages refer to the run by this name.
         place: Folder or file of the run, for messages.
         documents: One row per document, with the columns of a store.
         parts: The folder and the manifest of each store of the run.
@@ -43,7 +43,7 @@ class JoinedRun:
 
     @property
     def versions(self) -> dict[str, str]:
-        """lm-eval's task -> its version; a task whose version is not known is missing."""
+        """Name of lm-eval's task -> its version; a task of unknown version is missing."""
         versions = {}
         for _, manifest in self.parts:
             for task, version in (manifest.get("tasks") or {}).items():
@@ -135,8 +135,8 @@ def check_judges(runs: Mapping[str, Mapping[str, Any]]) -> None:
             other, metric = first.setdefault(task, (name, judge))
             if metric.rpartition("/")[2] != judge.rpartition("/")[2]:
                 raise UsageError(
-                    f"expected one metric for {task}, got {metric} in {other} and {judge} in {name}; name one "
-                    "that both runs have",
+                    f"expected one metric for {task}, got {metric} in {other} and {judge} in "
+                    f"{name}; name a metric that both runs have",
                     argument="metric",
                 )
 
@@ -222,7 +222,8 @@ def _comparable(
     everything = np.ones(len(shared), dtype=bool)
     if template and not differences and (count or not known.all()):
         notes.append(
-            f"the runs differ in {shown_differences(template)}, which may explain part of their difference."
+            f"the runs differ in {shown_differences(template)}, which may explain part of the "
+            "difference between their results."
         )
         return everything, notes
     if not count:

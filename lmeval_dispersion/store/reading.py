@@ -182,7 +182,10 @@ class Store:
             stored = f"layer.{number}{block[2] or ''}"
             if stored in self.layers:
                 return stored
-        raise StoreError(f"{self.path} has no layer {name!r}; name one of {', '.join(self.layers)}")
+        choice = f"one of {', '.join(self.layers)}"
+        if len(self.layers) == 1:
+            choice = self.layers[0]
+        raise StoreError(f"{self.path} has no layer {name!r}; name {choice}")
 
 
 class _Needed(TypedDict):

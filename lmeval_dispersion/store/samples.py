@@ -56,7 +56,7 @@ class JudgedTask:
             :func:`~lmeval_dispersion.store.identity.prompt_manifest`.
         category: Alias of the group that holds the task; None if it is in no group.
         version: Version of the task; None if it is not known.
-        notes: Clauses on what the file lacks or repeats, without a full stop.
+        notes: Clauses on the samples, such as missing or repeated documents, without a full stop.
         filters: Sentences on other filters under which significantly more or fewer answers are
             right.
         as_named: Whether the task has the metric that was named for all tasks; False as well if no
@@ -274,7 +274,7 @@ def is_logged(place: str | Path) -> bool:
 def read_logged(place: str | Path, judge: str | None = None) -> Store:
     """Return the samples of a run as a store without layers.
 
-    Tasks have their :func:`stock_name`.
+    The store calls each task by its :func:`stock_name`.
 
     Args:
         place: Folder of the run, or a file of its results or samples.

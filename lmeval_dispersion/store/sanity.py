@@ -58,7 +58,7 @@ def finite_answer(log_probabilities: Sequence[Sequence[float]]) -> Flags:
 
 
 def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
-    """Return for each document whether its score is known, or missing for a reason.
+    """Return for each document whether its score is finite, or missing for a reason.
 
     A score is missing for a reason if no document of the same task has one: then the task has no
     metric for single documents.
@@ -369,7 +369,7 @@ class CommonestAnswer:
 
     @property
     def share(self) -> float:
-        """Share of this answer among the ``given`` ones, from 0 to 1; NaN if there are none."""
+        """Share of the ``given`` answers that are this answer; NaN if ``given`` is 0."""
         return self.documents / self.given if self.given else math.nan
 
     @property
@@ -523,7 +523,7 @@ def renumbered(first: Mapping[tuple[str, int], str], second: Mapping[tuple[str, 
 
 
 def renumbered_clause(documents: int) -> str:
-    """Return a clause on ``documents`` that have different numbers than in the first run."""
+    """Return a clause on how many documents have other numbers than in the first run, and why."""
     have = f"{documents:,} documents have different numbers"
     if documents == 1:
         have = "1 document has a different number"

@@ -160,7 +160,7 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
     ("arguments", "message"),
     [
         (["audit", "absent"], "is not a folder"),
-        (["audit", "STORE", "--layer", "first"], "has no layer 'first'; name one of last"),
+        (["audit", "STORE", "--layer", "first"], "has no layer 'first'; name "),
         (["audit", "STORE", "--slice", "nothing"], "there is no column 'nothing' to slice by"),
         (
             ["audit", "STORE", "-o", "absent/x.txt"],

@@ -234,7 +234,7 @@ def test_the_demo_takes_a_second_and_needs_no_torch(tmp_path: Path) -> None:
     assert after.ru_utime - before.ru_utime < 2  # on a machine that does other work too
     text = " ".join(done.stdout.split())
     assert text.startswith(
-        "Best: sums-80, 100.0 % of sums; no other checkpoint in the race is better (error ≤ 5 %)"
+        "Best: sums-80, 100.0 % on sums; no other checkpoint in the race is better (error ≤ 5 %)"
     )
     assert "3 of 11 checkpoints raced, " in text
     assert len(done.stdout.splitlines()) <= 26

@@ -278,7 +278,7 @@ def test_a_task_or_group_may_have_a_metric_of_its_own(
     [
         (
             "longer=acc",
-            "expected the metric of a task that is scored, got longer=acc; name one of these tasks: long",
+            "for a task or group that is scored, got longer=acc; name one of these: long",
         ),
         ("long=f1", "expected a metric of long, got 'f1'; name one of acc, acc_norm"),
         ("acc", "a metric of written, got 'acc'"),
