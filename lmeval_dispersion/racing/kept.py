@@ -191,7 +191,7 @@ def race_results(file: Path, layout: type[T]) -> T:
 
 
 def not_as_left(folder: Path, error: Exception, step: str) -> DispersionError:
-    """Return the error for a checkpoint's folder that cannot be read or written.
+    """Return the error for a checkpoint's folder that was changed, or cannot be read or written.
 
     Args:
         folder: The folder.

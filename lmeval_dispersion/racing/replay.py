@@ -243,7 +243,7 @@ class Recorded(NamedTuple):
     weights: Array | None = None
 
     def mean(self, label: str) -> float:
-        """Return a model's mean score over all questions."""
+        """Return a model's mean score over all questions, weighted by ``weights``."""
         return float(np.average(self.answers[label].score, weights=self.weights))
 
 
@@ -440,6 +440,7 @@ def judged(
     Raises:
         UsageError: A file of the folder is damaged.
         HarnessError: A checkpoint's samples were changed.
+        DispersionError: A checkpoint's samples cannot be read.
     """
     path = Path(place).expanduser()
     kept = kept_race(path, older=True) if (path / SETTINGS).is_file() else {}
@@ -782,9 +783,10 @@ def raced(
 
 
 def demo(seed: int = 0, **settings: Any) -> Race:
-    """Race the bundled models on recorded answers, in the order of their ranks.
+    """Race the bundled models that a screen ranks first, by recorded answers.
 
-    No model is loaded. ``settings`` are further arguments of :func:`raced`.
+    They race in the order of their ranks; no model is loaded. ``settings`` are further arguments of
+    :func:`raced`.
     """
     with np.load(data_folder("demo") / "answers.npz") as file:
         labels = file["label"].tolist()

@@ -240,7 +240,8 @@ class Logged:
     def doubts_by_task(self) -> list[str]:
         """Return clauses on doubts about single tasks: five at most, then the number not shown.
 
-        The list is empty if the run has only one task, or if there are doubts about the whole run.
+        Tasks of fewer than twenty documents are not looked at. The list is empty if the run has
+        only one task, or if there are doubts about the whole run.
         """
         rows = defaultdict[str, list[int]](list)
         for row, task in enumerate(self.tasks):
@@ -271,9 +272,10 @@ class Logged:
 
     @property
     def tied(self) -> bool:
-        """Whether all choices have the same log-probability in most documents.
+        """Whether most of ten or more documents have the same log-probability for all choices.
 
-        This happens if a server returns no log-probabilities.
+        This happens if a server returns no log-probabilities. A document with a single choice
+        counts as such if its log-probability is 0.
         """
         return bool(list(self._one_for_all()))
 
@@ -479,8 +481,9 @@ def equal_answers(first: Fingerprints, second: Fingerprints) -> tuple[int, int]:
         second: Fingerprints of the other run, for the same documents in the same order.
 
     Returns:
-        The first number is 0 if it would be below twenty, or if equal log-probabilities have
-        different scores, so that the scores do not come from them.
+        The number of documents with equal log-probabilities, and the number compared. The first is
+        0 if it would be below twenty, or if documents with equal log-probabilities have different
+        scores, so that the scores do not come from them.
     """
     telling = first.telling & second.telling
     compared = int(telling.sum())
