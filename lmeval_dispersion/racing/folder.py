@@ -423,15 +423,16 @@ class RaceFolder:
         top: int,
         engine: bool,
     ) -> Contest:
-        """Return the contest of this race, without answers.
+        """Return the state of this race before any answer, as a `Contest`.
 
-        Checkpoints whose turn began in an earlier command are entered in it.
+        It holds the order of the turns that began in earlier commands.
 
         Args:
             error: Largest probability of a wrong outcome.
             margin: The smallest difference in score that counts.
             top: Number of best checkpoints wanted.
-            engine: Whether the checkpoints race at the same time.
+            engine: Whether an engine (ray) runs the checkpoints at the same time, so that they do
+                not take turns.
         """
         raced = len(self.raced) if engine else 0
         return contest_of(
@@ -767,7 +768,7 @@ def contest_of(
     top: int = 1,
     side_by_side: int = 0,
 ) -> Contest:
-    """Return the contest of the race that ``race.json`` describes, without any answers.
+    """Return the state before any answer of the race that ``race.json`` describes.
 
     Args:
         kept: Content of ``race.json``.

@@ -500,8 +500,9 @@ class Race(Report):
             answers = min(row.questions for row in left_out)
             were = "was" if len(left_out) == 1 else "were"
             shown += (
-                f"; {count(len(left_out), 'other')} {were} left out after {answers} answers, "
-                f"which in our studies cost {loss:g} of accuracy ({low:g} to {high:g}, {data})"
+                f"; {count(len(left_out), 'other')} {were} left out after {answers} answers (in our "
+                f"studies on {data}, this cost {loss:g} of accuracy, 95 % interval "
+                f"{low:g} to {high:g})"
             )
         return shown
 

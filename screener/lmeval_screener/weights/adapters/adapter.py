@@ -239,11 +239,12 @@ class Adapter:
         )
 
     def broken_error(self, why: str, step: str = "") -> ScreeningError:
-        """Return the error for an adapter that PEFT cannot load, and therefore not merge either.
+        """Return the error for an adapter whose files are broken, so that it cannot be merged.
 
         Args:
             why: The reason, as a continuation of "it is an adapter that".
-            step: What to do about it, as an imperative; empty for saving the adapter again.
+            step: What to do about it, as an imperative. If empty, the message says to save the
+                adapter again.
         """
         return cannot(
             "AdapterOnly",
