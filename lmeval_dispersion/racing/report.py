@@ -320,8 +320,8 @@ class Race(Report):
             ],
         }
         meaning = (
-            "A line ends where its checkpoint was dropped; the bar at its end is ± two standard errors "
-            "over questions."
+            "A line ends at the last question that its checkpoint was asked; the bar at its end is ± two "
+            "standard errors over questions."
         )
         if len(asked) > _FEW_LINES:
             meaning += (

@@ -235,7 +235,10 @@ class Logged:
         clauses = self.doubts_by_task()
         known = self.scores[np.isfinite(self.scores)]
         if len(known) >= _FEWEST_ALIKE and (known == known[0]).all():
-            clauses.append(f"every one of {len(known):,} documents has the score {known[0]:g}")
+            clauses.append(
+                f"every one of {len(known):,} documents has the score {known[0]:g}; read some answers "
+                "to check that they are scored as intended"
+            )
         return clauses
 
     def doubts_by_task(self) -> list[str]:

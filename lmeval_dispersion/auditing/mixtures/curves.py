@@ -428,7 +428,7 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
     if math.isnan(figure.low):
         return (
             f"Whether right answers are more dispersed is not clear with {mixtures.correct_documents} "
-            f"right and {mixtures.incorrect_documents} wrong documents: {FEWEST} of each are needed."
+            f"right and {mixtures.incorrect_documents} wrong answers: {FEWEST} of each are needed."
         )
     parts = ""
     inside = None

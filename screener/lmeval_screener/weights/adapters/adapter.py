@@ -428,8 +428,8 @@ def _fitting(adapter: Adapter, projection: OutputProjection) -> tuple[Adapter, s
             if tensor.name not in lacking:
                 modules.setdefault(module, {})[part] = tensor
     note = (
-        f"the base has no module for {len(unplaced)} of the adapter's {len(adapter.tensors)} tensors, "
-        f"such as {min(unplaced)[:_SHOWN]}: PEFT leaves such tensors out"
+        f"the base has no module for {len(unplaced)} of the adapter's {len(adapter.tensors)} tensors "
+        f"(first: {min(unplaced)[:_SHOWN]}), and PEFT leaves such tensors out"
     )
     return replace(adapter, modules=modules), note
 
