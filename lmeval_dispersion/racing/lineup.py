@@ -368,7 +368,7 @@ def _check_unscreened(which: Which) -> None:
         if getattr(which, name):
             raise UsageError(
                 "needs a screen, but the checkpoints of a short list, or all checkpoints (`all`), "
-                "race without one; leave it out",
+                "race without a screen; leave this argument out",
                 argument=name,
             )
 

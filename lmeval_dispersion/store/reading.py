@@ -288,8 +288,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         )
     if held != FORMAT:
         raise StoreVersionError(
-            f"expected the format {FORMAT!r} in {folder}, got {held!r}; read it with the version that "
-            "wrote it, or write the store again"
+            f"expected the format {FORMAT!r} in {folder}, got {held!r}; read the store with the version "
+            "that wrote it, or write the store again"
         )
     if manifest.get("complete") is not True:
         raise PartialStoreError(
