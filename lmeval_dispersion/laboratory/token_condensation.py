@@ -324,7 +324,8 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
         - ``curve``: the curve in words; empty if no change is clear;
         - ``like``: with ``alike`` or ``apart``, names of the controls whose trend is not clearly
             weaker than that of the model;
-        - ``beyond``: names of all controls, if the trend of each is clearly weaker;
+        - ``beyond``: with ``alike`` or ``apart``, names of all controls, if the trend of each is
+          clearly weaker;
         - ``key``: a text that is equal for models with the same verdict, ``like`` and ``beyond``;
         - ``controls``: the trend of each control, by name;
         - ``value``, ``low`` and ``high``: the trend of the model and its 95 % bounds.

@@ -67,7 +67,7 @@ class Store:
     def layers(self) -> list[str]:
         """Names of the captured layers, such as ``last`` or ``layer.5.attn``.
 
-        The list is empty for a store that was read from lm-eval's samples.
+        The list is empty for a store that was read from lm-eval's samples or Inspect's logs.
         """
         return list(self.manifest["layers"])
 
