@@ -202,7 +202,7 @@ def test_the_page_on_hidden_states_does_what_it_says_on_the_store_of_a_users_own
     )
 
     store = open_store((tmp_path / "runs/sums").rename(tmp_path / "states"))
-    assert repr(store).endswith("sums-10: 150 documents, layers last, layer.1>")
+    assert repr(store).endswith("sums-10: 150 documents, layers: last, layer.1>")
     np.testing.assert_array_equal(store.vectors("layer.-2"), store.vectors("layer.1"))
     lengths = np.linalg.norm(store.to_numpy("layer.-2"), axis=1)
     np.testing.assert_allclose(lengths, store.norms("layer.1"), rtol=1e-6)
