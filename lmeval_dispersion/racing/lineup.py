@@ -764,8 +764,7 @@ class Plan:
             ask: Seconds that asking it a question takes.
         """
         few, many = self.expected
-        seconds = self.loads * load + many * ask
-        time = f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+        time = time_words(self.loads * load + many * ask)
         shares = ""
         if self.checkpoints < len(self.entries):
             shares = f" (for {counted(self.checkpoints, 'checkpoint')}; adapters share their base)"
@@ -774,6 +773,15 @@ class Plan:
             f"The race will take up to about {time}: {counted(self.loads, 'model load')}{shares} and "
             f"{questions} questions."
         )
+
+
+def time_words(seconds: float) -> str:
+    """Return a time as text, such as ``40 s``, ``12 min`` or ``3 h``."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 7200:
+        return f"{round(seconds / 60)} min"
+    return f"{round(seconds / 3600)} h"
 
 
 def _missing(counts: Sequence[int], upto: int) -> int:

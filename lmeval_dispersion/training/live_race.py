@@ -39,7 +39,7 @@ from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
 from lmeval_dispersion.racing.evaluation import Entrant
 from lmeval_dispersion.racing.folder import RaceFolder, race_name
 from lmeval_dispersion.racing.kept import kept_race
-from lmeval_dispersion.racing.lineup import Entry, Lineup
+from lmeval_dispersion.racing.lineup import Entry, Lineup, time_words
 from lmeval_dispersion.racing.rule import FINE, Bets
 
 T = TypeVar("T")
@@ -322,10 +322,10 @@ class LiveRace:
             )
         cost = ""
         if pace:
-            cost = f"; this takes about {_duration(self.questions * pace)} for each save"
+            cost = f"; this takes about {time_words(self.questions * pace)} for each save"
             planned = self.standings.planned
             if planned is not None and planned > 1:
-                cost += f", {_duration(planned * self.questions * pace)} for all {planned} saves"
+                cost += f", {time_words(planned * self.questions * pace)} for all {planned} saves"
         tasks = self.folder.tasks
         command = shlex.join(
             ["dispersion", "race", str(self.run), "--tasks", tasks, *self._options]
@@ -532,11 +532,3 @@ def all_agree(value: bool) -> bool:
     values = [False] * _processes()
     dist.all_gather_object(values, value)
     return all(values)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 5400:
-        return f"{round(seconds / 60)} min"
-    return f"{seconds / 3600:.1f} h"
