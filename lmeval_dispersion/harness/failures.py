@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.errors import DispersionError, first_line
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.report.declared import listed
 
@@ -39,7 +39,7 @@ def failure_sentence(error: Exception) -> str | None:
     Return None for any other error, which needs its traceback.
     """
     text = str(error).strip()
-    first = _first_line(error)
+    first = first_line(error)
     is_torch = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
     if is_torch or isinstance(error, MemoryError) or "out of memory" in text.lower():
         return f"out of memory: {first}; lower batch_size, or set batch_size to auto"
@@ -80,11 +80,6 @@ def near_tasks(names: Sequence[str], known: Sequence[str]) -> str:
     if near:
         return f"did you mean {', '.join(near[:3])}?"
     return "`dispersion run ls tasks` lists all tasks"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def _digits_alone(error: Exception) -> tuple[str, str] | None:

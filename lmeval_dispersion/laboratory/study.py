@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.files import keep_arrays, write_whole
+from lmeval_dispersion.files import hashed, keep_arrays, write_whole
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.laboratory.arguments import StudyOptions
 from lmeval_dispersion.laboratory.models import CausalModel, Reduce
@@ -352,8 +352,7 @@ def _texts(source: DataLike) -> Texts:
 def _key(kind: str, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """A study's name: equal for equal content."""
     identity = json.dumps([_LAYOUT, kind, inputs, settings], sort_keys=True)
-    digest = sha256(identity.encode())
-    return digest.hexdigest()[:10]
+    return hashed(identity)[:10]
 
 
 def model_settings(model: ModelLike) -> dict[str, Any]:
