@@ -258,14 +258,7 @@ class AuditRun:
     def logged(self) -> Logged:
         """The recorded answers to labelled documents, for checks of their plausibility."""
         rows = self.labelled
-        documents = self.documents.iloc[rows]
-        return Logged(
-            tasks=documents["task"].tolist(),
-            log_probabilities=documents["logprobs"].tolist(),
-            predictions=documents["prediction"].tolist(),
-            targets=documents["target"].tolist(),
-            scores=self.score[rows],
-        )
+        return Logged.of(self.documents.iloc[rows], self.score[rows])
 
     @property
     def judged(self) -> AuditRun:

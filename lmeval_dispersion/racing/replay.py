@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
@@ -62,12 +61,9 @@ from lmeval_dispersion.store.samples import is_logged, read_logged
 from lmeval_dispersion.store.sanity import (
     Fingerprints,
     Logged,
-    equal_answers,
-    equal_answers_clause,
     failure,
     finite_score,
-    renumbered,
-    renumbered_clause,
+    pair_doubts,
 )
 
 if TYPE_CHECKING:
@@ -372,35 +368,16 @@ def _failure(store: Store) -> str:
 def _doubts(stores: Sequence[Store], shared: Sequence[pd.DataFrame]) -> list[str]:
     """Notes of the sanity pass: on each model, and on pairs by the ``shared`` documents, in one order."""
     notes = []
-    prints = dict[str, Fingerprints]()
+    runs = []
     for store, documents in zip(stores, shared, strict=True):
         known = store.documents.dropna(subset="correct")
-        log = Logged(
-            tasks=known["task"].tolist(),
-            log_probabilities=known["logprobs"].tolist(),
-            predictions=known["prediction"].tolist(),
-            targets=known["target"].tolist(),
-            scores=known["correct"].to_numpy(float),
-        )
+        log = Logged.of(known, known["correct"].to_numpy(float))
         clauses = log.doubts() + log.remarks()
         notes += [f"{store.model}: {clause}." for clause in clauses]
         scores = documents["correct"].to_numpy(float)
-        prints[store.model] = Fingerprints.of(documents["logprobs"].tolist(), scores)
-    for one, other in combinations(prints, 2):
-        equal, telling = equal_answers(prints[one], prints[other])
-        if equal:
-            notes.append(f"{one} and {other}: {equal_answers_clause(equal, telling)}.")
-    hashes = _hashes(stores[0])
-    for store in stores[1:]:
-        moved = renumbered(hashes, _hashes(store))
-        if moved:
-            notes.append(f"{store.model}: {renumbered_clause(moved)}.")
-    return notes
-
-
-def _hashes(store: Store) -> dict[tuple[str, int], str]:
-    columns = store.documents[["task", "doc_id", "doc_hash"]].dropna()
-    return {(task, doc_id): text for task, doc_id, text in columns.itertuples(index=False)}
+        prints = Fingerprints.of(documents["logprobs"].tolist(), scores)
+        runs.append((store.model, prints, store.documents))
+    return [*notes, *pair_doubts(runs)]
 
 
 def _judged_by(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
