@@ -12,7 +12,7 @@ from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
 from lmeval_dispersion.racing.arguments import How, Racing
 from lmeval_dispersion.racing.contest import Contest, Phase
-from lmeval_dispersion.racing.folder import Limits, RaceFolder, begun_in_run
+from lmeval_dispersion.racing.folder import Limits, RaceFolder, begun_in_run, contest_of
 from lmeval_dispersion.racing.lineup import Lineup, Named, Plan, lineup, questions_of
 from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.report.cells import shown
@@ -101,12 +101,8 @@ def ended_race(racing: Racing) -> Ended:
         return Ended(folder.result(contest, time.perf_counter() - start, plan.words(size)))
     with folder.alone():
         _keep(folder, line, plan, racing)
-        contest = folder.contest(
-            error=racing.error,
-            margin=racing.margin,
-            top=racing.top,
-            engine=bool(racing.engine),
-        )
+        side_by_side = len(folder.raced) if racing.engine else 0
+        contest = contest_of(folder.kept, racing, side_by_side=side_by_side)
         stopped = _asked(folder, contest, plan, racing)
     if folder.failed and not contest.answered:
         label, reason = next(iter(folder.failed.items()))

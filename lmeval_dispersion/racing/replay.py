@@ -16,7 +16,8 @@ from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.logs.judging import correctness
 from lmeval_dispersion.output import progress_bar
-from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores, phases, run
+from lmeval_dispersion.racing.arguments import How
+from lmeval_dispersion.racing.contest import Contest, Scores, phases, run
 from lmeval_dispersion.racing.folder import (
     changes_since_begun,
     contest_of,
@@ -394,22 +395,14 @@ def _judged_by(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return sentences
 
 
-def judged(
-    place: str,
-    *,
-    error: float,
-    margin: float,
-    top: int = 1,
-) -> Race | None:
+def judged(place: str, how: How) -> Race | None:
     """Return the result of a race, judged by the answers in its folder; no model is loaded.
 
     A checkpoint that would have to be asked more questions is undecided.
 
     Args:
         place: The folder.
-        error: Largest probability of a wrong outcome.
-        margin: The smallest difference in score that counts.
-        top: Number of best checkpoints wanted.
+        how: The error, the margin and the number of best checkpoints wanted.
 
     Returns:
         The race; None if the folder has no race, or one of an older version.
@@ -423,19 +416,13 @@ def judged(
     if "schema" not in kept:
         return None
     entries = kept["checkpoints"]
-    contest = contest_of(
-        kept,
-        error=error,
-        margin=margin,
-        top=top,
-    )
+    contest = contest_of(kept, how)
     answers = _answers_in(path, contest, kept["drawn"])
     labels = _held(contest, entries, answers.known)
     if kept["turns"]:
         for label in contest.turns(labels, cut=may_cut(entries)):
             known = answers.known[label]
-            begin = len(contest.answered.get(label, NOTHING).score)
-            contest.add(label, known.at(np.arange(begin, len(known.score))))
+            contest.add(label, known.at(np.arange(contest.count(label), len(known.score))))
     notes = [
         *kept["notes"],
         *deleted_note(contest),
@@ -673,7 +660,7 @@ def _rows(recorded: Recorded, races: Sequence[Contest]) -> list[Replayed]:
     named = Counter(contest.named[0] for contest in races)
     rows = []
     for label, mine in recorded.answers.items():
-        asked = [len(contest.answered.get(label, NOTHING).score) for contest in races]
+        asked = [contest.count(label) for contest in races]
         share = float(np.mean(asked)) / len(mine.score)
         rows.append(Replayed(label, recorded.mean(label), named[label], share))
     return sorted(rows, key=lambda row: (-row.score, -row.named, row.label))

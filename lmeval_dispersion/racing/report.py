@@ -765,11 +765,8 @@ def unit_scores(
             returns the number of scores and their mean for each unit.
     """
     rows = list[UnitScore]()
-    for label, answers in contest.answered.items():
-        scores = np.full(contest.questions, np.nan)
-        asked = contest.order(label)[: len(answers.score)]
-        scores[asked] = answers.score
-        for unit, (number, score) in by_unit(scores).items():
+    for label in contest.answered:
+        for unit, (number, score) in by_unit(contest.by_question(label)).items():
             if number:
                 rows.append(UnitScore(unit, label, number, score))
     units = list(dict.fromkeys(row.unit for row in rows))
@@ -795,15 +792,11 @@ def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str
 
 def _best_there(contest: Contest, label: str, best: str | None) -> float | None:
     """The best one's mean over those of another's questions that it was asked; None for the best itself."""
-    count = len(contest.answered.get(label, NOTHING).score)
+    count = contest.count(label)
     if best is None or best == label or not count:
         return None
-    scores = contest.answered[best].score
-    by_question = np.full(contest.questions, np.nan)
-    asked_best = contest.order(best)[: len(scores)]
-    by_question[asked_best] = scores
     asked = contest.order(label)[:count]
-    there = by_question[asked]
+    there = contest.by_question(best)[asked]
     known = there[~np.isnan(there)]
     return float(known.mean()) if len(known) else None
 

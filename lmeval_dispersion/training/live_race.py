@@ -28,14 +28,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-import numpy as np
 import torch.distributed as dist
 from lmeval_screener.tokens.answers import tasks_in
 
 from lmeval_dispersion.asking import ERROR, Asking
 from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.harness.seams import free_memory, halve_batch, live_lm
-from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
+from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores, likely
 from lmeval_dispersion.racing.evaluation import Entrant
 from lmeval_dispersion.racing.folder import RaceFolder, race_name
 from lmeval_dispersion.racing.kept import kept_race
@@ -127,8 +126,7 @@ class Standings:
 
         def height(step: int) -> tuple[float, float]:
             scores = self.contest.answered[str(step)]
-            likely = np.where(np.isnan(scores.probability), scores.score, scores.probability)
-            return self.score(step), float(likely.mean())
+            return self.score(step), float(likely(scores).mean())
 
         return max(steps, key=height)
 
@@ -174,10 +172,7 @@ class Standings:
 
     def _bets(self, step: int, other: int) -> Bets:
         """Bets that a save's mean score is not so much higher than another's."""
-        weights = self.contest.weights
-        if weights is not None:
-            weights = weights[self.contest.order(str(step))]
-        bets = Bets(self.contest.questions, weights=weights)
+        bets = self.contest.new_bets(str(step))
         answered = self.contest.answered
         mine = answered[str(step)].score
         theirs = answered[str(other)].score
