@@ -34,11 +34,12 @@ from lmeval_screener.tokens.answers import tasks_in
 from lmeval_dispersion.asking import ERROR, Asking
 from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.harness.seams import free_memory, halve_batch, live_lm
+from lmeval_dispersion.racing.arguments import Which
 from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores, likely
 from lmeval_dispersion.racing.evaluation import Entrant
 from lmeval_dispersion.racing.folder import RaceFolder, race_name
 from lmeval_dispersion.racing.kept import kept_race
-from lmeval_dispersion.racing.lineup import Entry, Lineup, time_words
+from lmeval_dispersion.racing.lineup import Entry, Lineup, choice_of, time_words
 from lmeval_dispersion.racing.rule import FINE, Bets
 
 T = TypeVar("T")
@@ -46,8 +47,6 @@ _WARMING = 2  # questions that are asked before the clock starts
 _TIMED = 8
 #: Part of the questions that two saves are taken to answer differently, for the forecast alone.
 _DISAGREEMENT = 0.2
-#: The settings of `dispersion race RUN` without options, which then goes on without a screen.
-_WHICH = {"family": None, "domain": None, "base": None, "all": False, "audit_sample": 0}
 
 
 class Place(NamedTuple):
@@ -446,7 +445,7 @@ class LiveRace:
         lineup = Lineup([*entries.values()], kept.get("notes", ()), by=kept.get("order", "block"))
         shared = dict(kept.get("shared", {}))
         shared[label] = max(shared.get(label, 0), self.questions)
-        settings = {"which": kept.get("which", _WHICH), "times": kept.get("times", 1)}
+        settings = {"which": kept.get("which", choice_of(Which())), "times": kept.get("times", 1)}
         may_stop = self._may_stop or kept.get("may_stop", False)
         self.folder.keep(lineup, shared=shared, may_stop=may_stop, **settings)
         entrant = self.folder.entrant(entries[label], self.standings.contest)
