@@ -268,11 +268,8 @@ def studied(
         UsageError: Two models or two texts have the same name, no model or no text is given, the
             batch size is below 1, or a setting does not fit a model or a text.
     """
-    batch = asked.batch
     quiet = asked.quiet
     folder = asked.folder
-    if batch is not None and batch < 1:
-        raise UsageError(f"expected at least 1, got {batch}", argument="batch")
     chosen = as_models(models)
     names = [str(model_choice(model)) for model in chosen]
     given = [data] if isinstance(data, DataLike) else data
@@ -301,7 +298,7 @@ def studied(
                 inputs = {**of_model, "data": content}
                 place = root / f"{kind}-{_key(kind, inputs, settings)}"
                 read_texts = {"data": texts, **more_texts}
-                study = Study(place, load, read_texts, settings, batch, quiet, label, facts)
+                study = Study(place, load, read_texts, settings, asked.batch, quiet, label, facts)
                 about = {"model": label, "data": name}
                 for table, row in study.finished(measure):
                     rows = tables.setdefault(table, [])

@@ -130,9 +130,6 @@ def check_settings(racing: Racing) -> None:
     ranges = {
         "error": (0 < racing.error < 1, "above 0 and below 1"),
         "margin": (0 <= racing.margin < 1, "from 0 to below 1"),
-        "seed": (racing.seed >= 0, "at least 0"),
-        "limit": (racing.limit is None or racing.limit >= 1, "at least 1"),
-        "top": (racing.top >= 1, "at least 1"),
     }
     for name, (is_inside, wanted) in ranges.items():
         if not is_inside:
