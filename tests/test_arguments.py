@@ -238,7 +238,7 @@ def test_a_number_below_the_least_one_is_refused_in_python_and_by_the_command() 
         lambda: cook("soup", minutes=0),
         lambda: options_from(Cooking, argparse.Namespace(dish="soup", minutes=0)),
     ):
-        with pytest.raises(UsageError, match="^minutes: expected at least 1, got 0$"):
+        with pytest.raises(UsageError, match="minutes: expected at least 1, got 0"):
             wrong()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import traceback
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from lmeval_dispersion.errors import DispersionError, first_line
 from lmeval_dispersion.harness import install
+from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.report.declared import listed
 
 
@@ -45,7 +45,7 @@ def failure_sentence(error: Exception) -> str | None:
         return f"out of memory: {first}; lower batch_size, or set batch_size to auto"
     if text.startswith("Tasks not found"):
         names = first.partition(": ")[2].split(",")
-        return f"{first}; {near_tasks(names, install.task_names())}"
+        return f"{first}{near_tasks(names, install.task_names())}"
     if text.startswith("Duplicate task"):
         return f"{first}; name each task once"
     if text.startswith("Attempted to load model"):
@@ -71,15 +71,10 @@ def failure_sentence(error: Exception) -> str | None:
 def near_tasks(names: Sequence[str], known: Sequence[str]) -> str:
     """Return a hint on task names that do not exist, as the end of a message.
 
-    The hint gives up to three similar names out of ``known``, or else the command that lists all
-    tasks.
+    The hint gives similar names out of ``known``, or else the command that lists all tasks.
     """
-    near = list[str]()
-    for name in names:
-        near += difflib.get_close_matches(name.strip(), known)
-    if near:
-        return f"did you mean {', '.join(near[:3])}?"
-    return "`dispersion run ls tasks` lists all tasks"
+    hints = "".join(nearest(name.strip(), known) for name in names)
+    return hints or "; `dispersion run ls tasks` lists all tasks"
 
 
 def _digits_alone(error: Exception) -> tuple[str, str] | None:

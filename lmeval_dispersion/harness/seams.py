@@ -440,12 +440,12 @@ def loaded_suite(
             continue
         plain = name.removesuffix(SUFFIX)
         if plain in manager.all_tasks:
-            hint = f"did you mean {plain}?"
+            hint = f"; did you mean {plain}?"
         else:
             hint = near_tasks([name], manager.all_tasks)
             if not theirs:
                 hint += " (for a task of your own, give its folder as include_path)"
-        raise UsageError(f"lm-eval has no task {name!r}; {hint}")
+        raise UsageError(f"lm-eval has no task {name!r}{hint}")
     with sentences():
         loaded = manager.load(wanted)
     groups = RunningEvaluation(groups=loaded["groups"])
