@@ -107,10 +107,10 @@ class Questions(Judge):
     """
 
     tasks: Annotated[str | None, Option("NAME,NAME", ("--task", "--tasks"), action=Once)] = None
-    limit: Annotated[int | None, Option("N")] = None
+    limit: Annotated[int | None, Option("N", least=1)] = None
     weigh: Literal["units", "questions"] = "units"
     output_path: Annotated[str | Path | None, Option("FOLDER", ("--output_path",))] = None
-    seed: Annotated[int, Option("N")] = 0
+    seed: Annotated[int, Option("N", least=0)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ class RankArguments(OneRun):
     """
 
     _: KW_ONLY
-    worst: Annotated[int | None, Option("N")] = None
+    worst: Annotated[int | None, Option("N", least=1)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.files import remove_parts, write_whole
 from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.output import progress_bar, say_above_progress
+from lmeval_dispersion.racing.arguments import How
 from lmeval_dispersion.racing.contest import Contest, Phase, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.kept import SCHEMA, SETTINGS, RaceResults, kept_race, race_results
@@ -415,33 +416,6 @@ class RaceFolder:
             names[entry.label] = name
         return names
 
-    def contest(
-        self,
-        *,
-        error: float,
-        margin: float,
-        top: int,
-        engine: bool,
-    ) -> Contest:
-        """Return the contest of this race, without answers.
-
-        Checkpoints whose turn began in an earlier command are entered in it.
-
-        Args:
-            error: Largest probability of a wrong outcome.
-            margin: The smallest difference in score that counts.
-            top: Number of best checkpoints wanted.
-            engine: Whether the checkpoints race at the same time.
-        """
-        raced = len(self.raced) if engine else 0
-        return contest_of(
-            self.kept,
-            error=error,
-            margin=margin,
-            top=top,
-            side_by_side=raced,
-        )
-
     def run(self, contest: Contest, plan: Plan, *, quiet: bool) -> None:
         """Ask all checkpoints the shared questions, then race them one after the other.
 
@@ -759,32 +733,25 @@ class RaceFolder:
         )
 
 
-def contest_of(
-    kept: Mapping[str, Any],
-    *,
-    error: float,
-    margin: float,
-    top: int = 1,
-    side_by_side: int = 0,
-) -> Contest:
+def contest_of(kept: Mapping[str, Any], how: How, *, side_by_side: int = 0) -> Contest:
     """Return the contest of the race that ``race.json`` describes, without any answers.
+
+    Checkpoints whose turn began in an earlier command are entered in it.
 
     Args:
         kept: Content of ``race.json``.
-        error: Largest probability of a wrong outcome.
-        margin: The smallest difference in score that counts.
-        top: Number of best checkpoints wanted.
+        how: The error, the margin and the number of best checkpoints wanted.
         side_by_side: Number of checkpoints, if several race at the same time; 0 if they take turns.
     """
     count = len(kept["drawn"])
     weights = kept.get("weights")
     contest = Contest(
         count,
-        error,
-        margin,
+        how.error,
+        how.margin,
         kept["seed"],
         side_by_side=side_by_side,
-        top=top,
+        top=how.top,
         step=kept.get("step", STEP),
         split=kept.get("split", 0),
         weights=np.array(weights) if weights else None,

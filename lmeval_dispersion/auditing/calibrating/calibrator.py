@@ -14,7 +14,6 @@ anything else is refused.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -30,7 +29,7 @@ from lmeval_dispersion.auditing.ranking import clustered
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows
 from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.files import read_json, write_whole
+from lmeval_dispersion.files import hashed, read_json, write_whole
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.layouts import Form, Text, checked
 from lmeval_dispersion.statistics import LEVEL, Bounds, rank_correlations
@@ -456,7 +455,7 @@ def documents_digest(run: AuditRun) -> str:
     Runs with the same documents, answers and scores have the same digest.
     """
     digests = sorted(str(manifest["sha256"][DOCUMENTS]) for _, manifest in run.store.parts)
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
+    return hashed("".join(digests))
 
 
 def document_ids(run: AuditRun, rows: Rows) -> dict[str, str]:
