@@ -28,7 +28,6 @@ from lmeval_screener.figures import Gap, Ratio
 from lmeval_screener.orders import Distance, RankBy
 from lmeval_screener.targets.names import Target, label, shared_name
 from lmeval_screener.targets.runs import (
-    belongs_to_run,
     is_epoch,
     possible_runs,
     run_and_step,
@@ -136,13 +135,6 @@ class Reading:
         if step is not None or self.revision is not None:
             return (run,)
         return possible_runs(self.repo)
-
-    def lies_in(self, run: str) -> bool:
-        """Whether this checkpoint lies in a run's folder without being one of its steps.
-
-        Always False for a checkpoint in a repository.
-        """
-        return self.revision is None and belongs_to_run(self.repo, run)
 
     @property
     def step(self) -> str | None:
@@ -376,14 +368,14 @@ class Group:
             own = [c.training_and_step[0] for c in self.checkpoints if not c.is_base]
             outermost = min(own, key=len, default="")
             for c in self.checkpoints:
-                if c.lies_in(outermost) and c.training_and_step[0] != outermost:
+                if outermost in c.possible_runs and c.training_and_step[0] != outermost:
                     runs = {outermost}
         if len(runs) != 1:
             return ()
         (run,) = runs
         members: list[Screened] = []
         for c in self.checkpoints:
-            if c.step is not None or c.training_and_step[0] == run or c.lies_in(run):
+            if c.step is not None or run in c.possible_runs:
                 members.append(c)
             elif not c.is_base:
                 return ()

@@ -428,22 +428,6 @@ def joined(path: str, name: str) -> str:
     return path or name
 
 
-def belongs_to_run(folder: str, run: str) -> bool:
-    """Whether a checkpoint that is not named after a step belongs to a training run.
-
-    This is so if the checkpoint's folder is the run's folder, or lies directly in it or in its
-    subfolder ``checkpoints``.
-
-    Args:
-        folder: The checkpoint's folder.
-        run: The folder of the training run.
-
-    >>> belongs_to_run("out/run1/merged", "out/run1"), belongs_to_run("out/run2", "out/run1")
-    (True, False)
-    """
-    return str(Path(run)) in possible_runs(folder)
-
-
 def possible_runs(folder: str) -> tuple[str, str]:
     """Return the two folders that may be the run of a checkpoint that is not named after a step.
 
