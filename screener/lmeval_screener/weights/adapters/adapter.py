@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.report.declared import count
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.errors import ScreeningError, cannot
+from lmeval_screener.errors import BaseError, ScreeningError, cannot
 from lmeval_screener.formats import ADAPTERS, own_weights
 from lmeval_screener.weights.adapters.names import PREFIX, BaseModules, module_of, words_of
 from lmeval_screener.weights.adapters.patterns import UnknownPattern, first_match
@@ -405,10 +405,6 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
             "those of the merged model; before merging, the head does not have that change"
         )
     return replace(projection, file=adapter.file, rows=rows, warnings=tuple(warnings))
-
-
-class BaseError(ScreeningError):
-    """The base of an adapter cannot be read, although the adapter itself can."""
 
 
 def _fitting(adapter: Adapter, projection: OutputProjection) -> tuple[Adapter, str]:
