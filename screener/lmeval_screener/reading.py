@@ -127,7 +127,7 @@ class Reader:
         adapter = await account.bounded(adapter_on_weights(snapshot, target))
         if adapter is not None and not adapter.nothing:
             paths.append(adapter.file)
-        return await account.bounded(read_body(snapshot, most, paths))
+        return await account.bounded(read_body(snapshot, paths, most))
 
     async def _read(self, target: Target, account: Account, over: Resolution | None) -> Reading:
         start = time.perf_counter()
@@ -228,7 +228,7 @@ class Reader:
             paths.append(adapter.file)
         # A registry compares bodies with those of later runs.
         if self._known is not None and snapshot.is_local:
-            return await read_body(snapshot, paths=paths)
+            return await read_body(snapshot, paths)
         return digest_of(snapshot, paths)
 
     async def _base_of(self, adapter: Adapter, at: Target, account: Account) -> Snapshot:
