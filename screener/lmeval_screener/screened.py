@@ -35,6 +35,7 @@ from lmeval_screener.targets.runs import (
 )
 from lmeval_screener.tokens.answers import left_out_note
 from lmeval_screener.tokens.resolution import Resolution
+from lmeval_screener.tokens.sets import some_words
 from lmeval_screener.weights.body import UNKNOWN, Likeness
 
 
@@ -161,7 +162,7 @@ class Reading:
         tokens = self.resolution
         notes = list(self.warnings)
         if tokens.never_made:
-            words = _first_five(tokens.never_made)
+            words = some_words(tokens.never_made, 5)
             notes.append(f"words dropped because the tokenizer never produces their piece: {words}")
         if tokens.one_row:
             notes.append(
@@ -175,14 +176,6 @@ class Reading:
                 f"{self.shape[0]} rows"
             )
         return tuple(filter(None, notes))
-
-
-def _first_five(names: Sequence[str]) -> str:
-    """The first five names, and the number of others."""
-    words = ", ".join(names[:5])
-    if len(names) > 5:
-        words += f" and {len(names) - 5} more"
-    return words
 
 
 #: Start of the family of checkpoints given by name; their tokenizer's short hash follows.
@@ -351,7 +344,7 @@ class Group:
     own: Own | None = None
 
     def __repr__(self) -> str:
-        return f"<Group> {self.name}: {_first_five([c.label for c in self.checkpoints])}"
+        return f"<Group> {self.name}: {some_words([c.label for c in self.checkpoints], 5)}"
 
     @cached_property
     def trajectory(self) -> tuple[Screened, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from lmeval_dispersion.errors import listed_names
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import (
     ADAPTERS,
@@ -47,7 +48,6 @@ _RESULT = re.compile(
 # Files of a folder that is certainly a model or an adapter, for the glob that a sentence offers.
 _MODEL_FILES = {"config.json", SAFETENSORS.single, "adapter_config.json"}
 _LOOKED_AT = 10_000  # folders that are looked at to offer a glob
-_NAMED = 5  # most of Ollama's models that a sentence names
 _DIGITS = 18  # of a step; more belong to something else, such as a digest
 _DEPTH = 3  # how far below a step's folder its model may lie: actor/huggingface, policy/weights/hf
 
@@ -207,12 +207,7 @@ def _refuse_ollama(folder: str) -> None:
     blobs = ollama_models(folder)
     if not blobs:
         return
-    named: list[str] = []
-    for name, blob in islice(blobs.items(), _NAMED):
-        named.append(f"{blob} ({name})")
-    if len(blobs) > _NAMED:
-        named.append("…")
-    names = ", ".join(named)
+    names = listed_names([f"{blob} ({name})" for name, blob in blobs.items()])
     raise ScreeningError(
         "FolderNotFound",
         f"expected a checkpoint, got {folder}, where Ollama stores its models; give a model's file: "
