@@ -20,7 +20,7 @@ from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import NOT_OF_WEIGHTS, BaseError, ScreeningError, UnreadBaseError
 from lmeval_screener.figures import Gap, Ratio, gaps, ratio
-from lmeval_screener.formats import GGUF, TOKENIZER_FILES, own_weights
+from lmeval_screener.formats import GGUF, TOKENIZER_FILES, own_weights, tokenizer_in
 from lmeval_screener.screened import Reading
 from lmeval_screener.targets.layouts import SAVE_TOKENIZER, layout_of
 from lmeval_screener.targets.names import REPOSITORY, Target, label, parse_target
@@ -178,8 +178,10 @@ class Reader:
             digest = model.tokenizer
             resolution = await self._resolution(digest, model.vocabulary, over)
         else:
-            holder = snapshot if opened.base is None or _tokenizer_file(snapshot) else opened.base
-            if _tokenizer_file(holder) is None:
+            holder = (
+                snapshot if opened.base is None or tokenizer_in(snapshot.files) else opened.base
+            )
+            if tokenizer_in(holder.files) is None:
                 await opened.find()  # without weights, that is the error to raise
             file, digest = await _tokenizer(holder)
             projection, resolution = await side_by_side(
@@ -433,13 +435,9 @@ async def _vocabulary(snapshot: Snapshot, file: str) -> Vocabulary:
     return Vocabulary.from_file(file, await snapshot.small_file(file))
 
 
-def _tokenizer_file(snapshot: Snapshot) -> str | None:
-    return next((name for name in TOKENIZER_FILES if name in snapshot.files), None)
-
-
 async def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
     """Name and digest of the vocabulary file."""
-    name = _tokenizer_file(snapshot)
+    name = tokenizer_in(snapshot.files)
     if name is None:
         raise _no_tokenizer(snapshot)
     digest = (await snapshot.look_up(name)).digest

@@ -143,11 +143,6 @@ class Reading:
         return self.training_and_step[1]
 
     @property
-    def gap(self) -> Gap:
-        """G in the cosine distance, which reports show by default."""
-        return self.gaps["cosine"]
-
-    @property
     def accuracy(self) -> float | None:
         """The accuracy that the user supplied, as a share or in per cent; None if there is none."""
         return self.target.accuracy

@@ -17,9 +17,9 @@ from lmeval_screener.formats import (
     ADAPTERS,
     GGUF,
     SAFETENSORS,
-    TOKENIZER_FILES,
     holds_weights,
     own_weights,
+    tokenizer_in,
 )
 from lmeval_screener.targets.caches import hub_snapshots, ollama_models
 from lmeval_screener.targets.layouts import layout_of
@@ -301,7 +301,7 @@ def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[N
         return Run()
     models = yield from _models_in([folder])
     run = Run(list(models))
-    if not above or all(map(_has_tokenizer, models.values())):
+    if not above or all(map(tokenizer_in, models.values())):
         return run
     outer = [above]
     if os.path.basename(above) in _STORE_FOLDERS:
@@ -365,20 +365,16 @@ def _holds_readable(files: Collection[str]) -> bool:
     return is_adapter or bool(own_weights(files))
 
 
-def _has_tokenizer(files: Collection[str]) -> bool:
-    return any(name in files for name in TOKENIZER_FILES)
-
-
 def _tokenizers(
     models: Mapping[str, Collection[str]], outer: Iterable[tuple[str, Names]]
 ) -> dict[str, str]:
     """Model without a tokenizer -> the first folder that has one, among the run's other folders."""
     tokenizers: dict[str, str] = {}
     for source, (_, outer_files) in outer:
-        if not _has_tokenizer(outer_files):
+        if not tokenizer_in(outer_files):
             continue
         for place, files in models.items():
-            if not _has_tokenizer(files):
+            if not tokenizer_in(files):
                 tokenizers[place] = source
         break
     return tokenizers
