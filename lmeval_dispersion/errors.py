@@ -161,6 +161,17 @@ def listed_names(names: Sequence[str]) -> str:
     return f"{first}, …" if len(names) > _FIRST_NAMES else first
 
 
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, in the singular or the plural.
+
+    >>> count(1, "text"), count(1200, "text"), count(2, "query", "queries")
+    ('1 text', '1,200 texts', '2 queries')
+    """
+    if number != 1:
+        noun = plural or f"{noun}s"
+    return f"{number:,} {noun}"
+
+
 class DispersionError(Exception):
     """Base class of all errors of this package.
 

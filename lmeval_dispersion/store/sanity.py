@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.errors import count
 from lmeval_dispersion.statistics import wilson
 from lmeval_dispersion.store.format import CORRECT_ABOVE
 from lmeval_dispersion.store.identity import SUFFIX
@@ -96,8 +97,7 @@ def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
     is_score = np.isfinite(scores)
     if is_score.all():
         return ""
-    count = int((~is_score).sum())
-    questions = "1 question has" if count == 1 else f"{count:,} questions have"
+    questions = count(int((~is_score).sum()), "question has", "questions have")
     return f"{questions} no finite score; {NOT_FINITE_ADVICE}"
 
 
@@ -111,7 +111,7 @@ def not_finite_sentence(documents: int) -> str:
     "the log-probabilities of 1 question are not finite; check that the model's weights are not \
 damaged, or try model_args dtype=float32"
     """
-    questions = "1 question" if documents == 1 else f"{documents:,} questions"
+    questions = count(documents, "question")
     return f"the log-probabilities of {questions} are not finite; {NOT_FINITE_ADVICE}"
 
 
@@ -272,7 +272,7 @@ class Logged:
                 clauses.append(f"in {task}: {clause}")
         more = len(clauses) - _SHOWN
         if more > 0:
-            doubts = "1 more doubt" if more == 1 else f"{more} more doubts"
+            doubts = count(more, "more doubt")
             verb = "is" if more == 1 else "are"
             clauses[_SHOWN:] = [f"{doubts} about single tasks {verb} not shown"]
         return clauses
