@@ -47,7 +47,11 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "compute the hidden states of texts or of lm-eval's samples, for an audit",
         ),
         "audit": (_AUDIT, "audit", "analyse a finished run: slices, calibration, hard documents"),
-        "calibrate": (_AUDIT, "audit", "estimate accuracy without labels, from a labelled run"),
+        "calibrate": (
+            _AUDIT,
+            "audit",
+            "learn from a labelled run to estimate accuracy without labels",
+        ),
         "compare": (_AUDIT, "audit", "compare runs, with intervals"),
     },
     "look inside a model": {

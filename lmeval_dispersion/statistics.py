@@ -525,9 +525,9 @@ def holm(p_values: Mapping[K, float]) -> set[K]:
 def clearly_worse(tests: Mapping[tuple[K, K], tuple[float, float]]) -> set[K]:
     """Return the members that are clearly worse than another member.
 
-    Holm's procedure is used over all pairs. Therefore, in at most 5 % of cases any member is
-    returned that is not truly worse than another, even if the best member was chosen by its score,
-    and whichever members are truly equal.
+    Holm's procedure is used over all pairs. Therefore the probability that the result contains a
+    member that is not truly worse than some other member is at most 5 %. This holds even if the
+    best member was chosen by its score, and whichever members are truly equal.
 
     Args:
         tests: Every pair (first, second) -> (difference, p-value of no difference), where the

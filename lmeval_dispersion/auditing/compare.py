@@ -807,12 +807,19 @@ def dispersions(first: Array, second: Array) -> dict[str, Any]:
 
 
 def probabilities(x: Array, y: Array, finite: Flags | None = None) -> dict[str, Any]:
-    """Compare two runs' probabilities of the right answer, ``x`` and ``y`` (n,), paired.
+    """Compare two runs' probabilities of the right answer, paired: the second minus the first.
 
-    ``finite`` (n,) says which documents have finite log-probabilities in both runs; None for all.
-    Returns the fields of :class:`Difference` on probability, by name. Empty if fewer than five
-    documents have a probability in both runs, or if the verdict changes when unknown probabilities
-    of documents that are not finite count as 0.
+    Args:
+        x: Probability of each document in the first run, shape (n,); NaN if unknown.
+        y: The same of the second run.
+        finite: Whether each document's log-probabilities are finite in both runs, shape (n,); None
+            if all are.
+
+    Returns:
+        The fields of :class:`Difference` on probability, by name. None are returned if fewer than
+        five documents have a probability in both runs, or if it would change whether (or in which
+        direction) the runs clearly differ when the unknown probabilities of documents that are not
+        finite are counted as 0.
     """
     known = ~np.isnan(x) & ~np.isnan(y)
     if known.sum() < FEWEST:

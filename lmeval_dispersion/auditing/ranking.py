@@ -188,7 +188,7 @@ class Signal:
 class BestOther:
     """The best signal (see `Signal`) other than the contribution: that with the highest AUROC.
 
-    Only signals that are known for at least 20 right and 20 wrong documents are compared.
+    Only signals that are known for at least 20 right and 20 wrong answers are compared.
 
     Attributes:
         signal: Name of the signal.
@@ -359,7 +359,7 @@ def _inside(values: Array, parts: list[Slice], run: AuditRun) -> dict[str, Any]:
 def _best_other(table: Sequence[Signal]) -> BestOther | Missing:
     rivals = [row for row in table[1:] if row.reliable]
     if not rivals:
-        return Missing(f"no other signal is known for {FEWEST} right and {FEWEST} wrong documents")
+        return Missing(f"no other signal is known for {FEWEST} right and {FEWEST} wrong answers")
     best = max(rivals, key=lambda row: row.auroc or 0.0)
     value = best.auroc or 0.0
     # Where it is 1, the bound is that of 20 documents, the fewest that a reliable row has.
@@ -385,7 +385,7 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
     if not ours.reliable or math.isnan(figure.low):
         return (
             f"Whether a low contribution points to wrong answers is not clear with "
-            f"{ranking.documents - ranking.wrong} right and {ranking.wrong} wrong documents: {FEWEST} of "
+            f"{ranking.documents - ranking.wrong} right and {ranking.wrong} wrong answers: {FEWEST} of "
             f"each are needed (AUROC {interval_text(figure, '.2f')}, unreliable)."
         )
     inside = None

@@ -593,9 +593,10 @@ def association_sentence(order: Association | Missing) -> str:
 
 
 def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
-    """Return a sentence that names the least dispersed slice by the column ``name``.
+    """Return a sentence on the least dispersed of the slices by the column ``name``.
 
-    It says from how many other slices that slice differs clearly.
+    The sentence names this slice and says whether it differs clearly from all others; or it says
+    why no slice can be named.
     """
     if isinstance(least, Missing):
         return f"No least dispersed {name} can be named: {least.missing}."

@@ -169,7 +169,7 @@ def jackknifed(c: Array) -> Estimate:
         c: Shape (n,) with n > 1, the mean distance of each vector to all others.
 
     Returns:
-        The estimate; its standard error is NaN for n = 2.
+        The estimate, with n; its standard error is NaN for n = 2.
     """
     n = len(c)
     return Estimate(float(c.mean()), jackknife_se(left_out(c)) if n > 2 else float("nan"), n)

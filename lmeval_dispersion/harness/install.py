@@ -84,7 +84,9 @@ def harness_tasks() -> Path:
 
 
 def status() -> Status:
-    """Return whether the dispersion tasks are enabled in lm-eval, and in which folder.
+    """Return whether the dispersion tasks in lm-eval are enabled, disabled or out of date.
+
+    The `Status` also has their folder and the number of their files.
 
     Raises:
         MissingExtraError: lm-eval is not installed.

@@ -231,7 +231,7 @@ class ContextRecorder(TokenRecorder):
     """
 
     def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
-        """Plan the state of the last context token and the perplexity of the question's tokens.
+        """Plan to record the last context token's state and the perplexity of the question.
 
         Return None for all requests of a document but the first.
         """
@@ -280,7 +280,7 @@ class SegmentRecorder(TokenRecorder):
         return tokens
 
     def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
-        """Plan the state at the last input position, which predicts the segment's last token."""
+        """Plan to record the state at the last input position, which predicts the last token."""
         length = min(len(context) + len(continuation), self.lm.max_length + 1) - 1
         return Wanted(length - 1, (0, 0), len(continuation), truncated=False)
 

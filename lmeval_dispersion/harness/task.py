@@ -171,7 +171,10 @@ class DispersionTask(TaskBase):
         return dict.fromkeys(self.our_metrics, record)
 
     def aggregation(self) -> dict[str, Any]:
-        """Return the functions that aggregate the metrics, lm-eval's and ours, by name."""
+        """Return the functions that aggregate the metrics, lm-eval's and ours, by name.
+
+        Ours are left out with ``--predict_only``.
+        """
         functions = dict(super().aggregation())
         if not self.only_predicts:
             for name in METRICS:

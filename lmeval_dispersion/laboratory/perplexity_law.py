@@ -220,9 +220,11 @@ class LawResult(StudyResult):
 
         In addition to those of `StudyResult` these are:
 
-        - ``kinds``: for each kind of perplexity a mapping with the layers where r clearly differs
-          from 0, the controls whose r is clearly weaker there, and r at one layer (``last``, or the
-          last that was measured); empty for several models or texts;
+        - ``kinds``: a mapping for each kind of perplexity; empty for several models or texts. Its
+          ``claims`` have the layers where r clearly differs from 0, and the controls that r there
+          is clearly ``beyond`` or not (``like``). ``row`` is the row of ``correlations`` at one
+          layer (``last``, or the last that was measured), and ``controls`` the controls' r there.
+          ``layers`` is the number of layers, and ``after`` the name of the kind;
         - ``grid``: sentences on several models or texts; empty for one model and one text;
         - ``tests``: number of correlations r whose 95 % intervals hold jointly;
         - ``rounded``: names of the models that ran in bfloat16.
@@ -325,7 +327,7 @@ def grid_sentences(
         parts.append(f"not clearly different from 0 in {_named(unclear)}")
     if undefined:
         parts.append(f"undefined in {_named(undefined)} ({undefined[0]['reason']})")
-    where = f"{models} on {texts}, {_intervals(tests)}"
+    where = f"measured with {models} on {texts} ({_intervals(tests)})"
     sentences = [f"Whole segments: r of perplexity and dispersion is {', '.join(parts)}; {where}."]
     if positive and negative:
         sentences.append(f"r is positive in {_named(positive)}.")
@@ -763,9 +765,10 @@ def correlated(x: Array, y: Array, seed: int) -> OverBins:
 def correlations(
     points: pd.DataFrame, controls: Sequence[str], seed: int
 ) -> dict[str, pd.DataFrame]:
-    """Correlate the bins' mean perplexity with every measure, by model, text, split and layer.
+    """Correlate the bins' mean perplexity with every measure (Pearson's r).
 
-    A single token's perplexity spans many powers of ten, so its mean logarithm is used instead.
+    There is one r for each model, text, split, kind of perplexity, layer and measure. The
+    perplexity of a single token spans many powers of ten, so its mean logarithm is used instead.
 
     Args:
         points: The table ``points`` of a `LawResult`.

@@ -519,7 +519,8 @@ def comparisons(
 ) -> dict[str, pd.DataFrame]:
     """Compare models by their mean similarity over the last depths.
 
-    Only models that read the same tokens are compared. The 95 % bounds of both tables hold jointly.
+    Only models that read the same tokens are compared, and two sizes only if the larger has clearly
+    more parameters. The 95 % bounds of both tables hold jointly.
 
     Args:
         texts: The table ``texts`` of a `CondensationResult`.

@@ -50,7 +50,7 @@ class Line:
     Attributes:
         place: File of the document, and its line or its number in the file. Messages begin with it.
         doc_id: Index of the document in its task.
-        content: The logged JSON object; for a log of Inspect, the same keys.
+        content: The logged JSON object; for a log of Inspect, a mapping with the same keys.
         filter: Name of the filter, or of Inspect's scorer; None in samples of lm-eval before 0.4.7.
         metrics: Name -> value of each metric, as logged. Names that begin with ``dispersion`` are
             left out.

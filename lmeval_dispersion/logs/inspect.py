@@ -52,7 +52,7 @@ class Judgement:
 
 
 def is_inspect_log(file: Path, head: bytes) -> bool:
-    """Whether a file is a log of Inspect, judging by its name and its first bytes, ``head``."""
+    """Whether a file is a log of Inspect, by its name or by its first bytes, ``head``."""
     return file.name.endswith(SUFFIX) or _FIRST_KEYS.match(head) is not None
 
 

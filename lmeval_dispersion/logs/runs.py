@@ -58,7 +58,10 @@ class LoggedRun:
 
     @property
     def date(self) -> str:
-        """Date of the run as a text, from file names or the log of Inspect; empty if unknown."""
+        """Date of the run as a text: the latest in its file names, or that of the log of Inspect.
+
+        Empty if it is unknown.
+        """
         if self.by_inspect:
             return str(self.results["inspect"]["created"])
         return max(map(_date, (self.file, *self.samples.values())))

@@ -183,11 +183,12 @@ def _watched_adapter(kind: Any, tell: Tell) -> Any:
             names = _SIZE_MISMATCH.findall(str(error))
             if not names:
                 raise
-            tensors = count(len(names), "tensor of the adapter has", "tensors of the adapter have")
+            tensors = count(len(names), "tensor of the adapter does", "tensors of the adapter do")
             of_tokens = all("lm_head" in name or "embed" in name for name in names)
             raise DispersionError(
-                f"{tensors} another shape than adapter_config.json and the base {_name_of(self)} "
-                f"give (first: {_module(names[0])}); {_CUT_BASE if of_tokens else _OTHER_BASE}"
+                f"{tensors} not have the shape that adapter_config.json and the base "
+                f"{_name_of(self)} require (first: {_module(names[0])}); "
+                f"{_CUT_BASE if of_tokens else _OTHER_BASE}"
             ) from error
         sentence = adapter_sentence(self, adapter_name, result.missing_keys, result.unexpected_keys)
         if sentence:
@@ -251,9 +252,9 @@ def _advice(model: Any, missing: Sequence[str], unexpected: Sequence[str]) -> st
     if missing == [_head(model)]:
         return (
             "if the output projection shares the embedding's values, set tie_word_embeddings to true in "
-            "config.json; otherwise save or download it again"
+            "config.json; otherwise save or download the model again"
         )
-    return "save or download it again"
+    return "save or download the model again"
 
 
 def adapter_sentence(
@@ -320,8 +321,10 @@ def _of_other_shape(model: Any, report: Mapping[str, Collection[Any]]) -> str:
         about = f", {tuple(stored)} in place of {tuple(wanted)}"
         if 0 in stored:
             advice = "DeepSpeed ZeRO-3 leaves such placeholders; run its script zero_to_fp32.py"
-    tensors = count(len(names), "tensor of the checkpoint has", "tensors of the checkpoint have")
-    return f"{tensors} another shape than config.json gives (first: {first}{about}); {advice}"
+    tensors = count(len(names), "tensor of the checkpoint does", "tensors of the checkpoint do")
+    return (
+        f"{tensors} not have the shape that config.json requires (first: {first}{about}); {advice}"
+    )
 
 
 def _missing(model: Any, reported: Collection[str]) -> list[str]:

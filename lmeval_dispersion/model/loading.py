@@ -301,7 +301,8 @@ def _source(name: str | Path) -> str:
         if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
             raise UsageError(
                 f"expected a model, got the PEFT adapter {text}; give its base model, with "
-                f"model_args peft={text}"
+                f"model_args peft={text} where these can be given, or merge the adapter into it "
+                "(merge_and_unload, save_pretrained)"
             )
         if not (path / "config.json").is_file():
             inside = sorted(child.parent.name for child in path.glob("*/config.json"))

@@ -105,9 +105,9 @@ def _without_metadata_advice() -> Iterator[None]:
 def batch_of(asking: LmEval, requests: int) -> int:
     """Return how many questions to ask at once, if each of them makes ``requests`` requests.
 
-    It is the number of questions whose requests fill one of lm-eval's batches, and at least `STEP`
-    (see :class:`~lmeval_dispersion.racing.rule.Bets`). For the batch size ``auto`` it is the larger
-    of `SHARED` and `STEP`.
+    It is the number of questions whose requests fill one of lm-eval's batches, but at least `STEP`
+    (see :class:`~lmeval_dispersion.racing.rule.Bets`). For the batch size ``auto`` it is `SHARED`,
+    the number of shared questions of a race, or `STEP` if that is larger.
     """
     size = str(asking.batch_size or 1)
     if size.startswith("auto"):
@@ -819,9 +819,9 @@ class Entrant:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the weights files have changed, by size or time, since the kept answers.
+        """Whether the weights files have changed, by size or time, since the answers were kept.
 
-        False without kept answers.
+        False if no answers are kept.
         """
         return bool(self._count) and _stamps(self._with_base()) != self._weights
 

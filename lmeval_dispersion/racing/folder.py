@@ -734,7 +734,7 @@ class RaceFolder:
 
 
 def contest_of(kept: Mapping[str, Any], how: How, *, side_by_side: int = 0) -> Contest:
-    """Return the contest of the race that ``race.json`` describes, without any answers.
+    """Return the state before any answer of the race that ``race.json`` describes.
 
     Checkpoints whose turn began in an earlier command are entered in it.
 

@@ -26,7 +26,7 @@ _FORMER = "dispersion-race-folder/1"
 WRONG_CONTENT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 #: Errors of the system for a file that is not there any more, or is of another kind.
 _OTHER_FILES = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-_REPAIR = "name another folder, or remove this one and begin the race again"
+_REPAIR = "name another folder, or remove the folder of this race and begin the race again"
 
 
 class _NeededKeys(TypedDict):

@@ -141,16 +141,17 @@ class Lineup(NamedTuple):
         )
 
     def ordered(self, by: str | None, *, shared: bool) -> Lineup:
-        """Return this list with ``by`` set, which says in which order its checkpoints race.
+        """Return this list with ``by`` set, the order in which its checkpoints race.
 
-        A note is added if ``by`` is None and ``block`` would order the checkpoints better.
+        A note that recommends ``block`` is added if ``by`` is None, the order is ``rows``,
+        ``shared`` is True, and the checkpoints are cheap to load.
 
         Args:
             by: ``rows``, for the screen's ranking, or ``block``, for the scores on shared
                 questions. None chooses ``block`` if all checkpoints were named or the screen cannot
                 rank some of them, and ``rows`` otherwise.
-            shared: Whether the base that all adapters share may be added to the list if the order
-                is ``block``, so that it is asked as well.
+            shared: Whether the race can ask shared questions. If so, and if the order is
+                ``block``, the base that all adapters share is added to the list, to be asked too.
         """
         raced = [entry for entry in self.entries if entry.chosen not in (None, "base")]
         order = by or self._own_order()
@@ -268,11 +269,12 @@ class Named:
         """Check that the named folders exist, before anything is loaded for them.
 
         Args:
-            all_of_them: Whether each named folder has to exist. If not, a missing folder next to
-                other names raises nothing here; it is reported as a failed checkpoint later.
+            all_of_them: Whether every named folder has to exist. If False, an error is raised only
+                if nothing that was named exists or is a name on the Hub; otherwise a missing folder
+                is reported later, as a failed checkpoint.
 
         Raises:
-            UsageError: A folder that is needed does not exist.
+            UsageError: A named folder does not exist or, if ``all_of_them`` is False, none does.
         """
         if self.screened is not None or self.manifest or "-" in self.words:
             return

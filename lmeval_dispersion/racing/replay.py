@@ -747,10 +747,13 @@ def raced(
 
 
 def demo(seed: int = 0, **settings: Any) -> Race:
-    """Race the bundled models that a screen ranks first, by recorded answers.
+    """Race the best-ranked third of the bundled models on recorded answers, in order of rank.
 
-    They race in the order of their ranks; no model is loaded. ``settings`` are further arguments of
-    :func:`raced`.
+    No model is loaded. The other bundled models are listed in the result, and do not race.
+
+    Args:
+        seed: Seed that draws the questions and their orders.
+        settings: Further arguments of :func:`raced`.
     """
     with np.load(data_folder("demo") / "answers.npz") as file:
         labels = file["label"].tolist()

@@ -320,8 +320,8 @@ class Race(Report):
             ],
         }
         meaning = (
-            "A line ends where its checkpoint was dropped; the bar at its end is ± two standard errors "
-            "over questions."
+            "A line ends at the last question that its checkpoint was asked; the bar at its end is ± two "
+            "standard errors over questions."
         )
         if len(asked) > _FEW_LINES:
             meaning += (
@@ -494,8 +494,9 @@ class Race(Report):
             answers = min(row.questions for row in left_out)
             were = "was" if len(left_out) == 1 else "were"
             shown += (
-                f"; {count(len(left_out), 'other')} {were} left out after {answers} answers, "
-                f"which in our studies cost {loss:g} of accuracy ({low:g} to {high:g}, {data})"
+                f"; {count(len(left_out), 'other')} {were} left out after {answers} answers (in our "
+                f"studies on {data}, this cost {loss:g} of accuracy, 95 % interval "
+                f"{low:g} to {high:g})"
             )
         return shown
 

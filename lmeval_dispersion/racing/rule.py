@@ -208,7 +208,7 @@ class Bets:
         return self.taken > 0 and bool(self.wealth(level).max() >= -math.log(error))
 
     def lowest(self, error: float) -> float:
-        """Return the lowest level for which :meth:`refutes` is true; 1 if there is none.
+        """Return the lowest level for which :meth:`refutes` is true; 1 if it is true for none.
 
         The result may be up to `FINE` too high, and is never too low. Levels are tried in whole
         steps of `FINE`, so that the result does not depend on earlier calls.

@@ -146,7 +146,8 @@ class _AnswerPlace:
         lm = self._lm
         if getattr(lm, "backend", "causal") != "causal":
             raise HarnessError(
-                "the model is an encoder-decoder, whose answers do not follow the prompt"
+                "the model is an encoder-decoder, which does not write its answer as a "
+                "continuation of the prompt"
             )
         if not hasattr(lm, "_encode_pair") or not question.context:
             raise HarnessError("its choices have different prompts, or the backend gives no tokens")

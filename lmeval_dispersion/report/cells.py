@@ -81,12 +81,12 @@ def number(value: Any) -> int | float | None:
 
 
 def visible_rows(table: Table) -> Sequence[Row]:
-    """Return the rows of a table that terminal and Markdown show."""
+    """Return the rows of a table that the terminal and Markdown show."""
     return [row for _, row in visible_lines(table) if row is not None]
 
 
 def visible_lines(table: Table) -> list[tuple[str, Row | None]]:
-    """Return the lines of a table that terminal and Markdown show, each as a pair.
+    """Return the lines of a table that the terminal and Markdown show, each as a pair.
 
     The pair has the text of the dividing line above the row ("" without one), and the row. Where
     rows are left out, a pair has None in place of a row.

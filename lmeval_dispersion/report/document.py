@@ -86,7 +86,7 @@ class Table:
         caption: What the table contains, in one line.
         name: Anchor on a page and key in JSON; empty to derive it from the caption.
         more: A sentence on rows that were left out; else empty.
-        excerpt: Positions of the rows that terminal and Markdown show, which then state the total
+        excerpt: Positions of the rows that the terminal and Markdown show, which then state the total
             number of rows; empty to show all. Pages show all.
         brief: A shorter table that the terminal shows instead unless ``--details`` is given; None
             to show this one.
@@ -127,7 +127,7 @@ class Table:
             columns: Key -> column; by default the fields of the dataclass that have a `Col`.
             name: Anchor on a page and key in JSON; empty to derive it from the caption.
             more: A sentence on rows that were left out.
-            excerpt: Positions of the rows that terminal and Markdown show; empty for all.
+            excerpt: Positions of the rows that the terminal and Markdown show; empty for all.
             hide: Keys of columns to leave out.
             headings: Key -> heading that replaces the column's own.
         """
@@ -162,7 +162,7 @@ def fields_of(row: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, drawn on pages and in picture files only.
+    """A chart, drawn on pages, in notebooks and in picture files, but not in the terminal.
 
     Attributes:
         draw: The Vega-Lite specification with its data inside, or a function that makes it.

@@ -146,7 +146,7 @@ def render(
 
 
 def json_text(document: Document) -> str:
-    """Return the report as JSON text: that of ``document.contract``, if there is one.
+    """Return the report as JSON text: what ``document.contract`` returns, if there is one.
 
     Otherwise the JSON has the schema ``dispersion-tables/1``: title, answer, limits, command and
     tables.

@@ -123,11 +123,11 @@ def dots(
     title: str,
     axis: Spec | None,
 ) -> Spec:
-    """Return a chart with one dot per dataclass row, and a dashed vertical line at 0.
+    """Return a chart with one dot for each row, and a dashed vertical line at 0.
 
-    ``rows`` are instances of one dataclass. The dot is at the field ``value``, on a bar between the
-    two fields ``bounds``; ``named`` is the field with the row's name. ``title`` and ``axis`` are
-    those of the horizontal axis.
+    The rows are instances of one dataclass. ``named``, ``value`` and ``bounds`` are names of its
+    fields: the row's name, the place of the dot, and the two ends of the bar through the dot.
+    ``title`` and ``axis`` are those of the horizontal axis.
     """
     return {
         "data": {"values": json_value(rows)},

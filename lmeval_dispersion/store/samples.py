@@ -89,8 +89,8 @@ def judged_task(
     Args:
         run: The run.
         task: Name of the task.
-        judge: Text of ``--metric``: ``[TASK=][FILTER/]METRIC``, several separated by commas. None
-            for the first known metric.
+        judge: Text of ``--metric``: ``[TASK=][FILTER/]METRIC``, or several of these separated by
+            commas. None for the first known metric.
         allow_holes: Whether documents that the results count may be missing.
         lenient: Whether a task that lacks the metric named for all tasks is scored by the first
             known one.

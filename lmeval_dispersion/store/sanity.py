@@ -164,11 +164,12 @@ def as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> Arr
 
     A wrong answer has the score 0, or the lowest score if that is below 0. If lower scores are
     better, it has the score 1, or the highest if that is above 1. A score of NaN stays NaN where
-    ``finite`` is True.
+    ``finite`` is True: such a document has no score.
 
     Args:
-        scores: Score of each document. Shape (n,).
-        finite: Whether each document's log-probabilities and score are finite. Shape (n,).
+        scores: Score of each document; NaN for a document without a score. Shape (n,).
+        finite: Whether each document's answer is finite; also True for a document that merely has
+            no score. Shape (n,).
         lower_is_better: Whether lower scores are better.
     """
     known = scores[np.isfinite(scores)]
@@ -250,7 +251,10 @@ class Logged:
         clauses = self.doubts_by_task()
         known = self.scores[np.isfinite(self.scores)]
         if len(known) >= _FEWEST_ALIKE and (known == known[0]).all():
-            clauses.append(f"every one of {len(known):,} documents has the score {known[0]:g}")
+            clauses.append(
+                f"every one of {len(known):,} documents has the score {known[0]:g}; read some answers "
+                "to check that they are scored as intended"
+            )
         return clauses
 
     def doubts_by_task(self) -> list[str]:

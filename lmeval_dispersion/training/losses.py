@@ -104,7 +104,8 @@ def push_away(
 
     Raises:
         GeometryError: A shape or dtype does not fit.
-        UsageError: An option cannot be used, or there is no process group.
+        UsageError: An option cannot be used, or ``across_ranks`` is set without an initialised
+            process group.
 
     >>> float(push_away(torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])))
     -1.0
@@ -116,8 +117,9 @@ def push_away(
         )
     if across_ranks and not (dist.is_available() and dist.is_initialized()):
         raise UsageError(
-            "expected a torch.distributed process group with across_ranks, got none; launch with "
-            "torchrun"
+            "across_ranks needs an initialised torch.distributed process group, got none; launch "
+            "with torchrun and call torch.distributed.init_process_group() first (the Trainer of "
+            "transformers does so), or leave across_ranks out"
         )
     p = points(z, pairs=pairs, **selection)
     cosine, counted = mean_cosine(p, across_ranks=across_ranks)

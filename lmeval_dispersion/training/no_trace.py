@@ -34,14 +34,14 @@ _DEVICES = ("cuda", "xpu", "npu")  # torch's modules that keep a generator for e
 
 @contextmanager
 def without_trace(model: nn.Module | None = None) -> Iterator[None]:
-    """Evaluate a model inside the block, without gradients, and restore its state afterwards.
+    """Put a model into evaluation mode inside the block, without gradients, and restore it after.
 
     Random generators, progress bars, and the model's modes, configurations and shards are restored,
     also after an error.
 
     Args:
-        model: The model, which is in evaluation mode inside the block. None to restore random
-            generators and progress bars alone.
+        model: The model. None to restore random generators and progress bars alone; gradients are
+            off inside the block then, too.
     """
     with ExitStack() as stack:
         stack.enter_context(_generators())

@@ -95,9 +95,10 @@ class DispersionRegularizer:
             ``early_half``, ``late_half``, names such as ``layer.3``, or indices such as ``[0,
             -1]``.
         weight: Factor of the loss, at least 0. It may be changed between steps.
-        mode: With ``add``, :meth:`pop` returns the term to add to your loss. With ``inject``, its
-            gradient is added to the layers' outputs, for loops whose loss cannot be changed; the
-            errors of :meth:`pop` are then raised by the forward pass.
+        mode: With ``add``, :meth:`pop` returns the term to add to your loss. ``inject`` is for
+            loops whose loss cannot be changed: :meth:`pop` returns 0, and the backward pass adds
+            the term's gradient to the gradient at the layers' outputs, whose values stay the same.
+            The errors of :meth:`pop` are then raised by the forward pass.
         seed: Seed of the draw of tokens, if the option ``max_tokens`` is set.
         options: Options of the loss, such as ``max_tokens=256`` (the most tokens that are drawn
             from each row) or ``tau=0.5``.
@@ -110,9 +111,10 @@ class DispersionRegularizer:
         loss_scale: With ``inject``, the factor by which the loop multiplies its loss before
             ``backward``, such as 1/k with k accumulation steps. Set it if the loop has such a
             factor; 1 by default.
-        step: Number of training forward passes so far.
-        values: The loss of each layer in the latest training pass, without the weight, by the
-            layer's name; empty before the first pass.
+        step: Number of training passes whose loss was computed: by :meth:`pop`, or with
+            ``inject`` by the pass itself.
+        values: The loss of each layer in the latest of these passes, without the weight, by the
+            layer's name; empty before the first.
 
     Raises:
         UsageError: The loss, an option, a layer, the weight or the mode cannot be used.

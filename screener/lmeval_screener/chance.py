@@ -198,7 +198,7 @@ class Own(Slope):
     def said(self) -> str:
         """Return the slope with its interval and its source, as the beginning of a sentence."""
         return (
-            f"By your own results (slope k = {self.k:.2f}, 95 % interval {self.low:.2f} to "
+            f"According to your own results (slope k = {self.k:.2f}, 95 % interval {self.low:.2f} to "
             f"{self.high:.2f}, from {self.groups} evaluated checkpoints, screened for {self.subject})"
         )
 

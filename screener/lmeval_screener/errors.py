@@ -65,7 +65,7 @@ NOT_OF_WEIGHTS: dict[str, str] = {
     "send a large file whole",
     "RateLimited": "the server's rate limit is reached: it asks to wait for 15 minutes or longer, "
     "or refuses repeatedly",
-    "ServerError": "the server keeps failing with a 5xx status or another unexpected one",
+    "ServerError": "the server keeps failing with a 5xx or another unexpected status",
     "Unreachable": "the server cannot be reached, or the connection keeps breaking",
     "Timeout": "reading the checkpoint took longer than the time limit (DISPERSION_TIMEOUT)",
     "Offline": "offline mode is on, and a file that is needed is not in the cache",

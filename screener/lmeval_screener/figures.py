@@ -226,11 +226,11 @@ class Ratio:
 
 
 def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype: str) -> Ratio:
-    """Compute the ratio of a checkpoint.
+    """Compute within(T) / within(R), the ratio of a checkpoint (see `Ratio`).
 
     Args:
-        domain: Stored rows of T, shape (n, d).
-        reference: Stored rows of R, shape (m, d).
+        domain: Stored rows of T, the answer tokens or the domain's tokens, shape (n, d).
+        reference: Stored rows of R, the everyday tokens, shape (m, d).
         norm: The final norm, with a known weight.
         dtype: Element type in which the rows are stored, such as ``BF16``.
 

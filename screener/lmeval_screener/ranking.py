@@ -268,7 +268,7 @@ def _base_first(
 def against_base(
     base: Gap | Ratio, ratios: Mapping[K, Gap | Ratio], copies: Collection[K] = ()
 ) -> dict[K, Against]:
-    """Compare each ratio (or G) with that of the base.
+    """Compare each checkpoint's figure, its ratio or G, with the same figure of the base.
 
     A checkpoint is ``above`` or ``below`` its base if the paired difference is significant at 5 %,
     corrected for all comparisons (Holm); the difference of two ratios must also be larger than

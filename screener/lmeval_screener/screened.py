@@ -130,8 +130,8 @@ class Reading:
     def possible_runs(self) -> tuple[str, ...]:
         """The training runs that this checkpoint may belong to.
 
-        It is one run if the checkpoint's step or commit is known; otherwise there are two, the
-        checkpoint's folder and the folder above (`runs.possible_runs`).
+        There is one if the checkpoint's step or commit is known. Otherwise there are two, the
+        checkpoint's folder and the folder above (see `runs.possible_runs`).
         """
         run, step = self.training_and_step
         if step is not None or self.revision is not None:
@@ -592,7 +592,7 @@ class Group:
 
     @cached_property
     def set_aside(self) -> tuple[Screened, ...]:
-        """The members without a rank, as they lack the figure that ranks the group."""
+        """The members that have no rank because they lack the figure that ranks the group."""
         return tuple(c for c in self.checkpoints if c.is_set_aside)
 
     def has_place(self, c: Screened) -> bool:

@@ -106,7 +106,7 @@ def adapter_that_fits_in_part(folder: Path) -> Expected:
     values = {"adapter": merged(folder / "base", folder / "adapter")}
     notes = {
         "adapter": (
-            "3 of the adapter's 5 tensors, such as",
+            "3 of the adapter's 5 tensors (first:",
             "model.lm_head",
             "same rows as its base",
         )

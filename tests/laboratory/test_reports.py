@@ -170,7 +170,7 @@ def test_a_law_of_models_and_texts_is_counted_over_its_cells(slopes, words):
     first, *others = result.answer()
     assert first.startswith("Whole segments: r of perplexity and ")
     assert words in first
-    assert "2 models on 2 texts, 95 % intervals that hold jointly for all 4 correlations." in first
+    assert "2 models on 2 texts (95 % intervals that hold jointly for all 4 correlations)." in first
     assert ("not clearly different from 0 in b on news" in first) == (slopes[3] == 0 != slopes[0])
     assert others == (["r is positive in a on news."] if slopes[1] > 0 else []) + [NO_CONTROL]
     assert ("positive" in first) == (1.5 in slopes)

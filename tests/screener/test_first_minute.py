@@ -221,7 +221,8 @@ def test_a_tokenizer_that_no_hub_can_be_asked_for_is_refused(counted, capsys, mo
     assert main([*names, "--tokenizer", "nosuch"]) == 2
     said = capsys.readouterr().err
     assert (
-        "tokenizer nosuch: expected an existing folder or file, or a repository on the Hub" in said
+        "tokenizer nosuch is not an existing folder or file, and cannot be read from the Hub"
+        in said
     )
     assert "check the network" in said
     # A nightly goes on: what needs the tokenizer keeps its last figures.

@@ -402,10 +402,12 @@ def _trend_sentence(name: str, trend: Trend | Missing) -> str:
 def _inside_sentence(name: str, part: Inside | Missing) -> str:
     if isinstance(part, Missing):
         return f"Inside {name}s, right and wrong answers are not compared: {part.missing}."
+    weights = f"each of the {part.parts} {name}s has the same weight in both"
+    if part.parts == 1:
+        weights = f"only one {name} has enough of both"
     return (
-        f"Inside {name}s (right and wrong answers have equal shares of each of "
-        f"{count(part.parts, name)}): difference in dispersion "
-        f"{interval_text(part.pools.figure, '+.4f')}."
+        f"Inside {name}s, the dispersion of right answers minus that of wrong ones is "
+        f"{interval_text(part.pools.figure, '+.4f')}; {weights}."
     )
 
 
@@ -426,7 +428,7 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
     if math.isnan(figure.low):
         return (
             f"Whether right answers are more dispersed is not clear with {mixtures.correct_documents} "
-            f"right and {mixtures.incorrect_documents} wrong documents: {FEWEST} of each are needed."
+            f"right and {mixtures.incorrect_documents} wrong answers: {FEWEST} of each are needed."
         )
     parts = ""
     inside = None

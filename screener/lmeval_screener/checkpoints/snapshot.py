@@ -357,7 +357,8 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
         return LocalSnapshot(str(path), place.parent, single_file(_files(place.parent), place.name))
     if not place.is_dir():
         raise ScreeningError(
-            "FolderNotFound", f"{str(path)!r} is not a folder or file; check the path"
+            "FolderNotFound",
+            f"expected an existing folder or file, got {str(path)!r}; check the path",
         )
     files = _files(place)
     if not files and not any(place.iterdir()):

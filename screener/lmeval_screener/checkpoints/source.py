@@ -178,10 +178,10 @@ class Sources:
             # On the run's account: all share it, and each reads it within its own time.
             snapshot = await self._opened(target, self._hub.account)
         except ScreeningError as error:
-            expected = ""
+            begin = f"tokenizer {text}"
             if target.on_hub and error.code in _NOT_HERE:
-                expected = "expected an existing folder or file, or a repository on the Hub: "
-            raise ScreeningError(error.code, f"tokenizer {text}: {expected}{error}") from error
+                begin += " is not an existing folder or file, and cannot be read from the Hub"
+            raise ScreeningError(error.code, f"{begin}: {error}") from error
         usual = {file: file for file in TOKENIZER_FILES if file in snapshot.files}
         names = {TOKENIZER_FILES[0]: name} if name else usual
         if not names or not set(names.values()) <= set(snapshot.files):

@@ -304,8 +304,8 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
                     raise _other(path) from error
         if "unable to open" in reason:
             raise UsageError(
-                f"expected a registry in a folder where SQLite can create its journal, got {path}; "
-                "check the folder's permissions, or name another registry",
+                f"the registry {path} cannot be opened; check the permissions of the file and of its "
+                "folder, where SQLite creates a journal, or name another registry",
                 argument="registry",
             ) from error
         place = path if path.exists() else path.absolute().parent

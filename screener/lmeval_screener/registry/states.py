@@ -83,7 +83,7 @@ CAUSES = (
     ),
     _NEVER_READ,
     _GONE,
-    _GONE._replace(event="it was public when last seen, and is not found"),
+    _GONE._replace(event="it was public when last seen, and is not found now"),
     _GONE._replace(event="it was private, and the token that read it before does not find it now"),
     _GONE._replace(event="its branch or tag is gone", codes=frozenset({"RevisionNotFound"})),
     _GONE._replace(event="the list of its author's repositories shows that it has no weights now"),

@@ -81,8 +81,12 @@ def failures(failed: Sequence[Failed], everyone: int) -> str:
 
 
 def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
-    counts = Counter(failure.error for failure in failed)
-    return ", ".join(f"{number} {error}" for error, number in counts.most_common(most))
+    counts = Counter(failure.error for failure in failed).most_common(most)
+    numbers = [f"{number} {error}" for error, number in counts]
+    others = len(failed) - sum(number for _, number in counts)
+    if others:
+        numbers.append(f"{others} with other errors")
+    return ", ".join(numbers)
 
 
 def labels_by_note(notes: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:

@@ -177,7 +177,7 @@ def domains_document() -> Document:
 def tasks_document() -> Document:
     """Return a report on the bundled sets of answer tokens and their tasks, one row for each set.
 
-    A set may also say why its tasks have no answer tokens.
+    For a set without answer tokens, the row says why it has none.
     """
     from lmeval_screener.tokens.answers import bundled_answers
 

@@ -593,7 +593,7 @@ class Result(Report):
         titles = [g.title for g in self.groups if g.base is None or g.base.ratio is None]
         if not self.base or not titles:
             return []
-        reason = "other tokenizer or scale, or no ratio"
+        reason = "the tokenizer or the scale differs from the base's, or the base has no ratio"
         for failed in self.failed:
             if failed.label == self.base:
                 reason = failed.error

@@ -142,8 +142,8 @@ def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
         path = Path(os.path.expanduser(place))
     if not path.exists():
         raise UsageError(
-            f"{path} does not exist; give results of lm-eval, a folder of them (PATH:TASK for one "
-            "task), or a CSV file with the columns repo,accuracy"
+            f"{path} does not exist; give results of lm-eval, logs of Inspect, a folder of these "
+            "(PATH:TASK for one task), or a CSV file with the columns repo,accuracy"
         )
     if task and path.suffix == ".csv":
         raise UsageError(

@@ -212,8 +212,9 @@ class Verdict(Report):
         """
         if self.slope is None or self.ours is None:
             why = (
-                "a slope is defined only for ranks by the ratio, of checkpoints that differ by "
-                "more than noise and are not of one training run; screen such checkpoints"
+                "a slope needs checkpoints that were ranked by the ratio, whose ratios differ by "
+                "more than noise, and that are not steps of one training run; screen these again "
+                "with `--rank-by ratio` if they were ranked by G, or else screen others"
             )
             if self.ours is not None:
                 why = "no group has two results; evaluate more of the list"

@@ -374,7 +374,7 @@ def parse_name(text: str) -> Target:
     elif _SCHEME.fullmatch(scheme) and rest.strip("/") and rest.isprintable():
         return Target("").at(text.rstrip("/"))
     else:
-        raise _bad(text, "an address needs a scheme before :// and a place after it")
+        raise _bad(text, "an address needs a valid scheme before :// and a bucket or host after it")
     name = name.rstrip("/")
     if not REPOSITORY.fullmatch(name) or ".." in name:
         is_pattern = glob.has_magic(text)

@@ -99,7 +99,7 @@ def load_answers(name_or_path: str) -> AnswerSet:
     near = nearest(task, sorted(known))
     raise UsageError(
         f"the task {task!r} has no bundled answer tokens{near}; run `dispersion tokens {task} -o "
-        "set.yaml` and give that file instead of the name, or name a domain"
+        "set.yaml` and give that file in place of the name, or name a domain in place of a task"
     )
 
 
@@ -345,9 +345,9 @@ def _in_nearly_all(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -
 def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
     """Return the most frequent tokens that together have 90 % of the weight, most frequent first.
 
-    At least 3 tokens are taken, if there are that many, and at most 100. Further tokens that are at
-    least half as frequent as the last of these are taken, too, since counts differ by as much by
-    chance alone.
+    At least 3 tokens are taken, if there are that many. Further tokens that are at least half as
+    frequent as the last of these are taken, too, since counts differ by as much by chance alone. At
+    most 100 tokens are taken in all.
 
     Args:
         name: Name of the task, for messages.

@@ -350,7 +350,7 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
 
 
 def with_reason(text: str, vocabulary: Vocabulary) -> str:
-    """Return a word; if the tokenizer never makes its token, followed by the reason in brackets."""
+    """Return a word, with the reason in brackets if the tokenizer never makes its token."""
     why = vocabulary.never_made(text)
     return text if why is None else f"{text} ({why})"
 

@@ -49,12 +49,12 @@ _SHOWN = 5  # originals that a sentence names
 
 
 def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
-    """Summarise a checkpoint's rows in a few hundred bytes, by which copies are recognised.
+    """Summarise a checkpoint's rows in a few hundred bytes, so that copies can be recognised.
 
-    The sketch holds hashes of the rows and of the norm's weight γ, each as it is and rounded to F16
-    and BF16. After these come float32 numbers, each group with its expected rounding: random sums
-    of the stored numbers, and products ``v_j K v_k`` of the rows' Gram matrix K with pairs of
-    random vectors.
+    The sketch begins with hashes of the rows and of the norm's weight γ, each as it is and rounded
+    to F16 and BF16. Then float32 numbers follow: sums of all stored numbers with random signs, and
+    products ``v_j K v_k`` for pairs of random vectors, where K is the Gram matrix of the centred
+    rows times γ. After each of these two groups comes the rounding error to expect in it.
 
     Args:
         rows: Rows of the output projection, shape (n, d).

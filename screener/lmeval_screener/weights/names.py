@@ -37,7 +37,10 @@ from lmeval_screener.weights.architectures import (
 Shape = tuple[int, ...] | None
 
 
-_UNWRAP = "save the model inside it: `accelerator.unwrap_model(model).save_pretrained(FOLDER)`"
+_UNWRAP = (
+    "save the model inside the wrapper, for example with "
+    "`accelerator.unwrap_model(model).save_pretrained(FOLDER)`"
+)
 _GATHER = (
     "gather the weights when saving: "
     "`model.save_pretrained(FOLDER, state_dict=accelerator.get_state_dict(model))`, or join the "

@@ -633,12 +633,14 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
         return cannot(*stopped)
     if inside:
         folder = inside[0].rpartition("/")[0]
-        command = f"`hf download {snapshot.repo} --include '{folder}/*'`"
-        return cannot(
-            "NoSafetensors",
-            f"its safetensors files are in subfolders ({some(inside, 2)})",
-            f"download one of these folders ({command}) and screen it",
-        )
+        step = f"screen one of these folders, such as {snapshot.repo.rstrip('/')}/{folder}"
+        if not snapshot.is_local and "://" not in snapshot.repo:  # of the Hub
+            step = (
+                f"download one of these folders with `hf download {snapshot.repo} --include "
+                f"'{folder}/*' --local-dir FOLDER`, and screen FOLDER/{folder}"
+            )
+        reason = f"its safetensors files are in subfolders ({some(inside, 2)})"
+        return cannot("NoSafetensors", reason, step)
     step = "check the name"
     if base is not None:
         step = f"check the name, or screen {base}"

@@ -230,7 +230,7 @@ def test_an_own_slope_counts_for_groups_of_its_kind():
     assert tunes.first_for() == first < result(siblings(*APART)).first_for()
     assert tunes.chance("a", "d") == of.between(1, 4)
     assert tunes.answer()[1] == (
-        "By your own results (slope k = 1.50, 95 % interval 1.00 to 2.00, from 30 evaluated "
+        "According to your own results (slope k = 1.50, 95 % interval 1.00 to 2.00, from 30 evaluated "
         "checkpoints, screened for gsm8k): "
         f"ranks 1–{first} hold the best checkpoint with a chance of {of.holds_best[first - 1]:.0%}; "
         f"rank 1 is better than rank {first} with a chance of {of.between(1, first):.0%}."

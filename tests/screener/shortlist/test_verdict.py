@@ -301,7 +301,7 @@ def test_a_kept_slope_is_read_again_and_a_race_that_dropped_keeps_none(tmp_path)
     one = verdict(tmp_path, manifest, accuracies, known=lambda c: c.rank == 1)
     for found, why in (
         (survivors, rf"evaluate the {survivors.dropped} checkpoints? that it dropped"),
-        (without, "only for ranks by the ratio"),
+        (without, "ranked by the ratio"),
         (one, "no group has two results"),
     ):
         with pytest.raises(DispersionError, match=why):
@@ -513,7 +513,7 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
         "`screen-checkpoints …" in printed.err
     )
     said = (
-        f"By your own results (slope k = {own.k:.2f}, 95 % interval {own.low:.2f} to {own.high:.2f}, "
+        f"According to your own results (slope k = {own.k:.2f}, 95 % interval {own.low:.2f} to {own.high:.2f}, "
         "from 11 evaluated checkpoints, screened for math): "
     )
     screens = []

@@ -237,11 +237,12 @@ class Adapter:
         )
 
     def broken_error(self, why: str, step: str = "") -> ScreeningError:
-        """Return the error for an adapter that PEFT cannot load, and therefore not merge either.
+        """Return the error for an adapter whose files are broken, so that it cannot be merged.
 
         Args:
             why: The reason, as a continuation of "it is an adapter that".
-            step: What to do about it, as an imperative; empty for saving the adapter again.
+            step: What to do about it, as an imperative. If empty, the message says to save the
+                adapter again.
         """
         return cannot(
             "AdapterOnly",
@@ -421,8 +422,8 @@ def _fitting(adapter: Adapter, projection: OutputProjection) -> tuple[Adapter, s
             if tensor.name not in lacking:
                 modules.setdefault(module, {})[part] = tensor
     note = (
-        f"the base has no module for {len(unplaced)} of the adapter's {len(adapter.tensors)} tensors, "
-        f"such as {min(unplaced)[:_SHOWN]}: PEFT leaves such tensors out"
+        f"the base has no module for {len(unplaced)} of the adapter's {len(adapter.tensors)} tensors "
+        f"(first: {min(unplaced)[:_SHOWN]}), and PEFT leaves such tensors out"
     )
     return replace(adapter, modules=modules), note
 

@@ -73,7 +73,7 @@ async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo
             struct.error,
         ) as error:
             if begin == 0 or len(body) > ZIP_DIRECTORY:
-                raise broken(f"its central directory cannot be read ({error})") from error
+                raise broken(f"its central directory is damaged or missing ({error})") from error
         earlier = max(0, size - 8 * len(body))
         body = await file.read(earlier, begin) + body
         begin = earlier
