@@ -321,8 +321,7 @@ def _middle(tensor: Tensor) -> tuple[int, int]:
 async def weights_in(snapshot: Snapshot) -> list[str]:
     """Return the paths of the weights files of a model or, without a model, of an adapter.
 
-    The files of a model are those that `model_files` chooses. If there are none, and no adapter
-    either, the paths of all GGUF files are returned, sorted.
+    The files of a model are those that `model_files` chooses.
 
     Raises:
         ScreeningError: ``BadIndex``: the index of the shards does not fit the files.
