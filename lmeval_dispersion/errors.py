@@ -237,7 +237,10 @@ class MixedStoresError(StoreError):
 
 
 class GeometryError(DispersionError, ValueError):
-    """A quantity, such as a mean distance or a correlation, is not defined for these numbers."""
+    """A quantity, such as a mean distance or a correlation, is not defined for these arrays.
+
+    For example, numbers are not finite, an array is constant, or shapes do not fit.
+    """
 
 
 class TooFewVectorsError(GeometryError):

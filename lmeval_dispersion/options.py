@@ -266,5 +266,5 @@ def add_output(
 def add_quiet(parser: argparse._ActionsContainer) -> None:
     """Add ``-q/--quiet``, with which a command prints only errors on standard error."""
     parser.add_argument(
-        "-q", "--quiet", action="store_true", help="print nothing on standard error but errors"
+        "-q", "--quiet", action="store_true", help="print only errors on standard error"
     )

@@ -328,8 +328,8 @@ def student_bounds(value: float, se: float, n: int, level: float = LEVEL) -> Bou
 def normal_point(comparisons: int) -> float:
     """Return the half width, in standard errors, of intervals for several comparisons at once.
 
-    With it, any of the ``comparisons`` intervals misses its true value in at most 5 % of cases
-    (Bonferroni): 1.96 for one comparison, 2.58 for five.
+    The probability that at least one of the ``comparisons`` intervals misses its true value is
+    then at most 5 % (Bonferroni). The half width is 1.96 for one comparison, 2.58 for five.
     """
     from statistics import NormalDist
 
@@ -512,7 +512,7 @@ def paired_bounds(
 def holm(p_values: Mapping[K, float]) -> set[K]:
     """Return the keys of the tests that Holm's step-down procedure rejects.
 
-    The familywise error rate is 5 %. ``p_values`` maps the key of each test to its p-value.
+    The familywise error rate is at most 5 %. ``p_values`` maps the key of each test to its p-value.
     """
     rejected: set[K] = set()
     for done, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):

@@ -816,10 +816,10 @@ def probabilities(x: Array, y: Array, finite: Flags | None = None) -> dict[str, 
             if all are.
 
     Returns:
-        The fields of :class:`Difference` on probability, by name. None are returned if fewer than
-        five documents have a probability in both runs, or if it would change whether (or in which
-        direction) the runs clearly differ when the unknown probabilities of documents that are not
-        finite are counted as 0.
+        The fields of :class:`Difference` on probability, by name. The dictionary is empty if fewer
+        than five documents have a probability in both runs. It is also empty if the verdict (the
+        first run clearly higher, the second, or neither) changes when the unknown probabilities of
+        documents that are not finite count as 0.
     """
     known = ~np.isnan(x) & ~np.isnan(y)
     if known.sum() < FEWEST:

@@ -127,7 +127,7 @@ class Signal:
         documents: Number of labelled documents for which the signal is known.
         auroc: Probability that a document answered wrong ranks below one answered right.
         auroc_se: DeLong's standard error of ``auroc``.
-        auroc_low: Lower end of the 95 % interval of ``auroc``, made on the logit scale.
+        auroc_low: Lower end of the 95 % interval of ``auroc``, computed on the logit scale.
         auroc_high: Upper end of that interval.
         reliable: Whether at least 20 documents are right and 20 wrong; with fewer, ``auroc_se`` is
             too small.
@@ -162,7 +162,7 @@ class Signal:
         Col(
             "95 % from",
             ".3f",
-            hint="95 % interval of the AUROC (DeLong), made on the logit scale.",
+            hint="95 % interval of the AUROC (DeLong), computed on the logit scale.",
             drop=1,
         ),
     ] = None

@@ -162,7 +162,8 @@ def by_column(run: AuditRun, name: str) -> list[Slice]:
 def by_value(values: Sequence[object]) -> list[Slice]:
     """Return one slice for each distinct value; missing values belong to no slice.
 
-    Slices are in the order of their values if all are numbers, else of their names.
+    Slices are in the order of their values if all are numbers or bands like ``5 to 9``, else of
+    their names.
     """
     rows: dict[str, list[int]] = {}
     for row, value in enumerate(values):

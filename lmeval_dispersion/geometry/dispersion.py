@@ -265,7 +265,10 @@ class Dispersion:
         if not len(u):
             return
         if u.shape[1] != self.sums.shape[1]:
-            raise GeometryError(f"expected vectors of width {self.sums.shape[1]}, got {u.shape[1]}")
+            raise GeometryError(
+                f"expected vectors of width {self.sums.shape[1]}, got {u.shape[1]}; make an "
+                "accumulator for each width"
+            )
         groups = len(self.counts)
         start = self.count % groups
         order = (start + np.arange(len(u))) % groups

@@ -179,7 +179,10 @@ def between(x: ArrayLike, y: ArrayLike, metric: Metric = "cosine") -> PairMean:
     at_least(a, 2)
     at_least(b, 2)
     if a.shape[1] != b.shape[1]:
-        raise GeometryError(f"expected vectors of one width, got {a.shape[1]} and {b.shape[1]}")
+        raise GeometryError(
+            f"expected vectors of one width, got {a.shape[1]} and {b.shape[1]}; pass vectors of one "
+            "model"
+        )
     return _between(_distance_blocks(a, b, metric), len(a), len(b))
 
 

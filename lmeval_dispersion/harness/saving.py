@@ -97,9 +97,10 @@ def begin(
 def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None) -> dict[str, Any]:
     """Write the store of a finished task, and return the task's summary for lm-eval's results.
 
-    If the store cannot be written, the error is logged and ``store`` in the summary is None.
-    Warnings are logged, too; only under the command ``lm_eval`` they are kept, and
-    :func:`report_at_exit` prints them for all tasks together.
+    The entry ``store`` of the summary is the folder of the store. It is None if this process writes
+    no store. It is also None if the store cannot be written; then the error is logged. Warnings are
+    logged, too; only under the command ``lm_eval`` they are kept, and :func:`report_at_exit` prints
+    them for all tasks together.
 
     Args:
         run: The task's run, from :func:`begin`.

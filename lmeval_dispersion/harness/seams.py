@@ -762,7 +762,7 @@ def filters_of(task: Any) -> list[str]:
 
 
 def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
-    """Return which of a task's metrics can score single documents, and if there may be more metrics.
+    """Return which of lm-eval's metrics of a task can score single documents, and if more may come.
 
     The first value maps the name of each metric to whether it is defined for a single document, and
     higher is not declared worse. The second is true if the task may give further metrics, whose

@@ -95,7 +95,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         if args.measure not in measures:
             raise UsageError(
                 f"expected an option that {args.measure} takes, got one that belongs to "
-                f"{', '.join(measures)}; leave it out",
+                f"{', '.join(measures)}; leave this option out",
                 argument=name,
             )
         given[name] = value

@@ -175,14 +175,17 @@ def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
         keys: The rows of the table ``knn`` of a `SublayersResult`.
     """
     best = min(keys, key=lambda row: row["perplexity"])
-    moved = f"{best['change']:+.2f} % ({best['change_low']:+.2f} to {best['change_high']:+.2f})"
-    ends = f"from {best['without']:.2f} to {best['perplexity']:.2f}"
+    interval = f"95 % interval {best['change_low']:+.2f} to {best['change_high']:+.2f}"
     over = f"over {count(best['documents'], best['unit'])}"
+    moved = (
+        f"from {best['without']:.2f} to {best['perplexity']:.2f} {over}, by "
+        f"{best['change']:+.2f} % ({interval})"
+    )
     if best["change_high"] < 0:
-        return f"A kNN-LM keyed by {best['layer']} lowers perplexity {ends}: {moved} {over}."
+        return f"A kNN-LM keyed by {best['layer']} lowers perplexity {moved}."
     return (
-        f"No key of a kNN-LM clearly lowers perplexity: with {best['layer']} it changes {ends}, "
-        f"{moved} {over}."
+        f"No key of a kNN-LM clearly lowers perplexity: with {best['layer']} perplexity changes "
+        f"{moved}."
     )
 
 
@@ -232,7 +235,8 @@ def _moved(row: Mapping[str, Any]) -> str:
     """A clear change of perplexity in words."""
     ends = sorted(abs(row[name]) for name in ("change_low", "change_high"))
     way = "lower" if row["change"] < 0 else "higher"
-    return f"{abs(row['change']):.2f} % ({ends[0]:.2f} to {ends[1]:.2f}) {way} perplexity"
+    interval = f"95 % interval {ends[0]:.2f} to {ends[1]:.2f}"
+    return f"{abs(row['change']):.2f} % ({interval}) {way} perplexity"
 
 
 @takes(Sublayers)

@@ -238,10 +238,10 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
     models = family["models"].split(", ")
     change = family["change"]
     layers = "layer" if last == 1 else f"{last} layers"
-    what = f"similarity of tokens in the last {layers}"
+    what = f"the similarity of tokens in the last {layers}"
     of = f"Among {listed(models)}, on these texts"
     if family["change_low"] <= 0 <= family["change_high"]:
-        ends = f"{family['change_low']:+.3f} to {family['change_high']:+.3f}"
+        ends = f"95 % interval {family['change_low']:+.3f} to {family['change_high']:+.3f}"
         return (
             f"{of}, larger models do not clearly condense less or more: {what} changes by "
             f"{change:+.3f} ({ends}) from the smallest to the largest."
@@ -267,7 +267,7 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
     low, high = sorted(abs(family[name]) for name in ("change_low", "change_high"))
     return (
         f"{of}, larger models condense {word}{more}: {what} {way} by {abs(change):.3f} "
-        f"({low:.3f} to {high:.3f}) from the smallest to the largest."
+        f"(95 % interval {low:.3f} to {high:.3f}) from the smallest to the largest."
     )
 
 
@@ -285,12 +285,12 @@ def teacher_sentences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in pairs:
         if row["relation"] != "teacher":
             continue
-        ends = f"{row['difference_low']:+.3f} to {row['difference_high']:+.3f}"
+        ends = f"95 % interval {row['difference_low']:+.3f} to {row['difference_high']:+.3f}"
         unclear = "condenses neither clearly more nor less than"
         verdict = verdicts.get(_direction(row), unclear)
         about = f"{row['model']} {verdict} its teacher {row['other']}"
         sentences.append(
-            f"{about}: similarity of tokens in the last layers differs by "
+            f"{about}: the similarity of tokens in the last layers differs by "
             f"{row['difference']:+.3f} ({ends})."
         )
     return sentences
@@ -324,7 +324,8 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
         - ``curve``: the curve in words; empty if no change is clear;
         - ``like``: with ``alike`` or ``apart``, names of the controls whose trend is not clearly
             weaker than that of the model;
-        - ``beyond``: names of all controls, if the trend of each is clearly weaker;
+        - ``beyond``: with ``alike`` or ``apart``, names of all controls, if the trend of each is
+          clearly weaker;
         - ``key``: a text that is equal for models with the same verdict, ``like`` and ``beyond``;
         - ``controls``: the trend of each control, by name;
         - ``value``, ``low`` and ``high``: the trend of the model and its 95 % bounds.

@@ -174,8 +174,8 @@ def _read(file: Path, *, header_only: bool) -> Any:
         return read_eval_log(str(file), header_only=header_only, exclude_fields=_UNREAD)
     except Exception as error:  # whatever its parsers raise
         raise HarnessError(
-            f"{file} cannot be read by inspect_ai ({first_line(error)[:100]}); copy it again, or install a newer "
-            "inspect_ai"
+            f"{file} cannot be read by inspect_ai ({first_line(error)[:100]}); copy the file again, or "
+            "install a newer inspect_ai"
         ) from None
 
 

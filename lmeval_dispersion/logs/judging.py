@@ -51,7 +51,7 @@ class NamedMetrics:
         NamedMetrics(default='acc', own={'gsm8k': 'strict-match/exact_match'})
 
         Raises:
-            UsageError: A part is empty, or two metrics are named for one task or for all tasks.
+            UsageError: A part is empty, or one task (or all tasks) gets two different metrics.
         """
         if not text:
             return cls()

@@ -47,7 +47,7 @@ def read_results(file: Path) -> Results:
         raise HarnessError(
             f"{file} has no `results`; name a file results_DATE.json that lm-eval wrote"
         )
-    checked(_Layout, content, file, "copy it again, or run lm-eval again", HarnessError)
+    checked(_Layout, content, file, "copy the file again, or run lm-eval again", HarnessError)
     return content
 
 

@@ -32,7 +32,7 @@ _OTHER_BASE = "write the base that the adapter was trained on into adapter_confi
 # lm-eval gives the base the tokenizer's size before it loads an adapter.
 _CUT_BASE = (
     "the adapter's rows are for a vocabulary of another size; name the tokenizer that it was "
-    "trained with (model_args tokenizer=...), or merge it into its base (merge_and_unload, "
+    "trained with (model_args tokenizer=...), or merge the adapter into its base (merge_and_unload, "
     "save_pretrained)"
 )
 _UNMERGED = re.compile(r"\.(lora_\w+|base_layer|original_module|modules_to_save)\.")
@@ -49,8 +49,8 @@ def watched_loads(tell: Tell, *, adapter: bool = False) -> Iterator[None]:
         adapter: Whether to watch adapters of PEFT too, which imports PEFT.
 
     Raises:
-        DispersionError: A tensor in the files has another shape than the model needs, or a missing
-            tensor cannot be initialised.
+        DispersionError: A tensor in the files does not have the shape that the model needs, or a
+            missing tensor cannot be initialised.
     """
     import transformers
 
@@ -204,7 +204,7 @@ def _watched_adapter(kind: Any, tell: Tell) -> Any:
 def report_sentence(model: Any, report: Mapping[str, Collection[Any]]) -> str:
     """Return a sentence on the tensors that a model's files lack, or else "".
 
-    If tensors have another shape than the model needs, the sentence is on these.
+    If tensors do not have the shape that the model needs, the sentence is on these.
 
     Args:
         model: A model that transformers has loaded.

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Run ``dispersion race`` and return its exit status.
 
     The exit status is 0 after a race, 3 if a checkpoint failed, and 130 if the user interrupted the
-    race.
+    race. A race on recorded answers (``--demo``, ``--replay``) always gives 0.
 
     Raises:
         UsageError: The arguments do not fit together, or one has a wrong value.

@@ -151,7 +151,8 @@ class Lineup(NamedTuple):
                 questions. None chooses ``block`` if all checkpoints were named or the screen cannot
                 rank some of them, and ``rows`` otherwise.
             shared: Whether the race can ask shared questions. If so, and if the order is
-                ``block``, the base that all adapters share is added to the list, to be asked too.
+                ``block``, a base that all adapters share is added to a list without it, to be asked
+                too.
         """
         raced = [entry for entry in self.entries if entry.chosen not in (None, "base")]
         order = by or self._own_order()
@@ -388,7 +389,7 @@ def _check_unscreened(which: Which) -> None:
         if getattr(which, name):
             raise UsageError(
                 "needs a screen, but the checkpoints of a short list, or all checkpoints (`all`), "
-                "race without one; leave it out",
+                "race without a screen; leave this argument out",
                 argument=name,
             )
 

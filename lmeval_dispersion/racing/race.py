@@ -165,7 +165,7 @@ def _opened(racing: Racing) -> RaceFolder:
     if folder.kept.get("turns") and racing.by not in (None, began_by):
         raise UsageError(
             f"expected {began_by}, the order in which the race in {folder.path} began, got "
-            f"{racing.by}; leave it out, or name another folder",
+            f"{racing.by}; name no order, or name another folder",
             argument="by",
         )
     return folder

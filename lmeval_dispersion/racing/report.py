@@ -242,7 +242,10 @@ class Race(Report):
 
         A terminal shows the rows of the checkpoints that were asked or failed, and at least twelve.
         """
-        table = Table.of(self.checkpoints, f"In random orders of the questions (seed {self.seed})")
+        table = Table.of(
+            self.checkpoints,
+            f"Checkpoints of the race (questions in random orders, seed {self.seed})",
+        )
         loaded = sum(row.status != "not loaded" for row in self.checkpoints)
         shown = max(12, loaded)
         marks = dict[int, Mark]()
@@ -367,7 +370,7 @@ class Race(Report):
             loss, low, high, data = LOST
             sampled = (
                 f"In our studies, not loading the other checkpoints cost {loss:.3f} of accuracy "
-                f"({low:.3f} to {high:.3f}) on {data}."
+                f"(95 % interval {low:.3f} to {high:.3f}) on {data}."
             )
         sentences.append(sampled)
         return {

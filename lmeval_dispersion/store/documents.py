@@ -120,7 +120,8 @@ def read_samples(
 
     Raises:
         HarnessError: The file cannot be read, a line is broken, a document is listed twice with
-            different content, or a document does not have one line for each of ``names``.
+            different content or lacks a line for one of ``names``, or only some lines have a
+            filter.
     """
     filters: Filters = {}
     unnamed: dict[int, list[Sample]] = {}

@@ -143,8 +143,8 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
             old = first_place if a is None else place
             raise MixedStoresError(
                 f"{old} was written by a version that did not record the weights, so its model "
-                "cannot be compared with that of the other stores; read it alone, or evaluate the "
-                "model again"
+                "cannot be compared with that of the other stores; read this store alone, or evaluate "
+                "the model again"
             )
         differing |= _differences(a or {}, b or {}, (*MODEL_KEYS, *RUN_KEYS))
         if differing:

@@ -67,7 +67,7 @@ class Store:
     def layers(self) -> list[str]:
         """Names of the captured layers, such as ``last`` or ``layer.5.attn``.
 
-        The list is empty for a store that was read from lm-eval's samples.
+        The list is empty for a store that was read from lm-eval's samples or Inspect's logs.
         """
         return list(self.manifest["layers"])
 
@@ -288,8 +288,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         )
     if held != FORMAT:
         raise StoreVersionError(
-            f"expected the format {FORMAT!r} in {folder}, got {held!r}; read it with the version that "
-            "wrote it, or write the store again"
+            f"expected the format {FORMAT!r} in {folder}, got {held!r}; read the store with the version "
+            "that wrote it, or write the store again"
         )
     if manifest.get("complete") is not True:
         raise PartialStoreError(

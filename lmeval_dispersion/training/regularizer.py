@@ -239,9 +239,9 @@ class DispersionRegularizer:
 
     @property
     def value(self) -> Tensor | None:
-        """The loss of the latest training pass, averaged over layers, without the weight.
+        """The mean of ``values`` over layers: the latest loss, without the weight.
 
-        A scalar; None before the first training pass.
+        A scalar; None before the first.
         """
         if not self.values:
             return None
@@ -268,10 +268,11 @@ class DispersionRegularizer:
                 self.detach()
 
     def dispersion(self) -> float | None:
-        """Return the mean cosine distance over all token pairs of the latest training batch.
+        """Return the mean cosine distance over all token pairs of the latest batch with a loss.
 
-        The tokens' states are those of the last of the chosen layers. The result is None before the
-        first training pass, and after :meth:`detach`.
+        This is the batch of the latest training pass that ``step`` counts. The tokens' states are
+        those of the last of the chosen layers. The result is None before the first such pass, and
+        after :meth:`detach`.
         """
         if self._latest is None:
             return None

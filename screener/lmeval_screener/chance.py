@@ -322,7 +322,7 @@ def read_slope(path: str | Path, hint: str = _HINT) -> Own:
     if not LEAST_SLOPE <= own.low <= own.k <= own.high <= MOST_SLOPE:
         raise UsageError(
             f"{path}: expected a slope k within its interval, and both within {LEAST_SLOPE:g} to "
-            f"{MOST_SLOPE:g}, got {own.k} ({own.low} to {own.high}); {_REPAIR}"
+            f"{MOST_SLOPE:g}, got {own.k} with the interval {own.low} to {own.high}; {_REPAIR}"
         )
     return own
 

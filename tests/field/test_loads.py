@@ -194,7 +194,7 @@ def test_the_laboratory_warns(
     assert f"warning: {folder}: {OF_A_BLOCK} of its {ALL} tensors" in capsys.readouterr().err
     load_model(plain)
     assert "warning" not in capsys.readouterr().err
-    with pytest.raises(DispersionError, match="another shape"):
+    with pytest.raises(DispersionError, match="does not have the shape"):
         load_model(changed(plain, tmp_path / "cut", CASES["another vocabulary"]))
 
 
@@ -384,7 +384,7 @@ def test_an_adapter_of_another_rank_than_it_says_is_refused(plain: Path, tmp_pat
     folder = adapter(tmp_path / "adapter", plain, lambda name: name)
     settings = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(settings | {"r": 8}))
-    with pytest.raises(DispersionError, match="12 tensors of the adapter have another shape"):
+    with pytest.raises(DispersionError, match="12 tensors of the adapter do not have the shape"):
         seams.loaded_lm(
             "hf", {"pretrained": str(plain), "peft": str(folder)}, lambda _: None, device="cpu"
         )

@@ -346,7 +346,7 @@ def family(levels, noise=0.02, seed=0):
         (
             {"s": 0.9, "m": 0.7, "l": 0.5},
             "Among s, m and l, on these texts, larger models condense less, at each step in size: "
-            "similarity of tokens in the last 3 layers falls by 0.3",
+            "the similarity of tokens in the last 3 layers falls by 0.3",
         ),
         (
             {"s": 0.9, "m": 0.5, "l": 0.6},

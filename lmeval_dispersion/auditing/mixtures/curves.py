@@ -268,8 +268,8 @@ class Mixtures:
         """
         pools = self.pools
         ends = (
-            f"Dispersion of all correct documents {pools.correct:.4f} ± {pools.correct_se:.4f}, of "
-            f"all incorrect documents {pools.incorrect:.4f} ± {pools.incorrect_se:.4f}; difference "
+            f"The dispersion of all correct documents is {pools.correct:.4f} ± {pools.correct_se:.4f}, of "
+            f"all incorrect documents {pools.incorrect:.4f} ± {pools.incorrect_se:.4f}; the difference is "
             f"{interval_text(pools.figure, '+.4f')}."
         )
         if math.isnan(pools.difference):

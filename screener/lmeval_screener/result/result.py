@@ -238,7 +238,7 @@ class Result(Report):
         The verdict is on the short list if there is one, otherwise on every checkpoint.
 
         Args:
-            results: Files or folders of lm-eval's results, or CSV files.
+            results: Results or samples of lm-eval, logs of Inspect, folders of these, or CSV files.
 
         Raises:
             DispersionError: Results cannot be read or do not fit; see `shortlist.verdict.verify`.
