@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
@@ -75,10 +75,7 @@ class StudyResult(Report):
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return one dictionary for each row of a frame, with the column names as keys."""
-    rows = []
-    for row in frame.to_dict("records"):
-        rows.append({str(key): value for key, value in row.items()})
-    return rows
+    return cast("list[dict[str, Any]]", frame.to_dict("records"))
 
 
 def table(

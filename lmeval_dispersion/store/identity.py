@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmeval_dispersion.errors import MixedStoresError
+from lmeval_dispersion.errors import MixedStoresError, shortened
 from lmeval_dispersion.files import hashed
 
 Identity = Mapping[str, str]
@@ -248,12 +248,8 @@ def shown_differences(differing: Differences) -> str:
     >>> shown_differences({"dtype": ("float32", "bfloat16"), "num_fewshot": ("0", "5")})
     'dtype (float32 and bfloat16), num_fewshot (0 and 5)'
     """
-
-    def short(value: object) -> str:
-        text = str(value)
-        return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
-
     parts = []
-    for key, (a, b) in differing.items():
-        parts.append(f"{key} ({short(a)} and {short(b)})")
+    for key, values in differing.items():
+        a, b = (shortened(str(value), _SHOWN) for value in values)
+        parts.append(f"{key} ({a} and {b})")
     return ", ".join(parts)
