@@ -9,9 +9,11 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pandas as pd
 
+from lmeval_dispersion import statistics
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.document import Column
+from lmeval_dispersion.statistics import Array
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,3 +146,19 @@ def with_ends(key: str, interval: Sequence[float]) -> dict[str, float]:
         f"{key}_low": low,
         f"{key}_high": high,
     }
+
+
+def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> statistics.Bounds:
+    """Return 95 % bounds of an estimate, by Student's t with the jackknife standard error.
+
+    Args:
+        value: The estimate.
+        left_out: Shape (n,), the estimate with each of n parts, such as documents, left out in turn.
+        claims: Number of such estimates whose bounds are to hold at once (Bonferroni).
+    """
+    return statistics.student_bounds(
+        value,
+        statistics.jackknife_se(left_out),
+        len(left_out),
+        1 - (1 - statistics.LEVEL) / claims,
+    )

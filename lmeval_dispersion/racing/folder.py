@@ -143,7 +143,6 @@ class RaceFolder:
     forecast_said: bool = False
     named: dict[tuple[str, str], Mapping[str, str]] | None = None
     patterns: list[str] = field(default_factory=list)
-    _bases_known: dict[tuple[str, str], dict[str, str]] | None = None
     left_out: dict[str, str] = field(default_factory=dict)
     margins: list[MarginAt] = field(default_factory=list)
     budget: int | None = None
@@ -272,7 +271,7 @@ class RaceFolder:
         self.named = dict(self.named or {})
         for given in arguments:
             self.named[what_loads(given)] = given
-        self._bases_known = None
+        vars(self).pop("_bases", None)
         for pattern in patterns:
             path = os.path.abspath(os.path.expanduser(pattern))
             self.patterns += [pattern.partition("@")[0], path]
@@ -314,13 +313,11 @@ class RaceFolder:
             return (name, file) in self._bases
         return any(fnmatch(name, pattern) for pattern in self.patterns)
 
-    @property
+    @cached_property
     def _bases(self) -> dict[tuple[str, str], dict[str, str]]:
         """The bases that the configurations of named adapters name."""
-        if self._bases_known is None:
-            bases = [base_of(given) for given in (self.named or {}).values()]
-            self._bases_known = {what_loads(base): base for base in bases if base}
-        return self._bases_known
+        bases = [base_of(given) for given in (self.named or {}).values()]
+        return {what_loads(base): base for base in bases if base}
 
     @property
     def _model_args(self) -> dict[str, str]:
