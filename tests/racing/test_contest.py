@@ -385,7 +385,7 @@ def _too_small(table: Table, races: int, monkeypatch: Any, **settings: Any) -> f
         contest = _raced(score, probability, rng, **settings)
         means = np.average(score, axis=1, weights=weights)
         is_wrong = False
-        for labels, margin, _ in contest.seen:
+        for labels, margin in contest.seen:
             if margin is not None:
                 named = {int(label) for label in labels}
                 others = [means[i] for i in range(len(means)) if i not in named]
