@@ -346,7 +346,7 @@ class Comparison(RunReport):
                 axis: Spec | None = {"format": "+%"} if percent else None
                 title = f"Difference of {name}, with 95 % interval"
                 charts[f"{name}-{i}"] = Chart(
-                    dots(rows, f"{name}_difference", bounds, title, axis),
+                    dots(rows, "slice", f"{name}_difference", bounds, title, axis),
                     f"Difference of {name}, slice by slice; the dashed line marks 0",
                     f"{clear} of {len(rows)} intervals {verb} 0; by chance about one in twenty "
                     f"would{more}.",

@@ -117,6 +117,7 @@ def names_apart(
 
 def dots(
     rows: Sequence[Any],
+    named: str,
     value: str,
     bounds: tuple[str, str],
     title: str,
@@ -125,13 +126,13 @@ def dots(
     """Return a chart with one dot per dataclass row, and a dashed vertical line at 0.
 
     ``rows`` are instances of one dataclass. The dot is at the field ``value``, on a bar between the
-    two fields ``bounds``; the field ``slice`` is the row's name. ``title`` and ``axis`` are
+    two fields ``bounds``; ``named`` is the field with the row's name. ``title`` and ``axis`` are
     those of the horizontal axis.
     """
     return {
         "data": {"values": json_value(rows)},
         "height": 18 * len(rows) + 20,
-        "encoding": {"y": name("slice", axis={"labelOverlap": False})},
+        "encoding": {"y": name(named, axis={"labelOverlap": False})},
         "layer": [
             {"data": {"values": [{"x": 0.0}]}, **mark(DASHED, x=numeric("x"), y=None)},
             mark("rule", **span("x", numeric(bounds[0], title, axis=axis), bounds[1])),
