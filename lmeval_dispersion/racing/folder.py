@@ -118,7 +118,6 @@ class RaceFolder:
         allowance: The most that this command may ask, and what it has asked so far.
         more: Called to add probabilities to the answers to shared questions; None for
             :func:`shared.complete`.
-        forecast_said: Whether the forecast of the time has been printed, or is not wanted.
         named: Name and GGUF file of each checkpoint that the command names -> lm-eval's arguments
             for it. None if every checkpoint of the list may be loaded.
         patterns: Words of the command that could not be resolved to checkpoints.
@@ -140,13 +139,12 @@ class RaceFolder:
     kept: dict[str, Any] = field(default_factory=dict)
     allowance: Limits = field(default_factory=Limits)
     more: More | None = None
-    forecast_said: bool = False
     named: dict[tuple[str, str], Mapping[str, str]] | None = None
     patterns: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     margins: list[MarginAt] = field(default_factory=list)
     budget: int | None = None
-    _plan: Plan = field(default_factory=lambda: Plan((), 0))
+    _to_forecast: Plan | None = None  # until the forecast of the time was printed
 
     @classmethod
     def opened(cls, asking: Asking) -> RaceFolder:
@@ -424,8 +422,7 @@ class RaceFolder:
         Raises:
             DispersionError: Checkpoints fail in the same way, or an answer cannot be written.
         """
-        self.forecast_said = quiet
-        self._plan = plan
+        self._to_forecast = None if quiet else plan
         self.margins = margins_of(self.kept, contest)
         deleted = list[Entry]()
         entries = dict[str, Entry]()
@@ -531,10 +528,10 @@ class RaceFolder:
             start = time.perf_counter()
             is_first = not contest.answered
             scores = entrant.ask(begin, end, more)
-            if is_first and not self.forecast_said:
+            if is_first and self._to_forecast:
                 asking = (time.perf_counter() - start - entrant.loading) / (end - begin)
-                say_above_progress(self._plan.forecast(entrant.loading, asking))
-            self.forecast_said = True
+                say_above_progress(self._to_forecast.forecast(entrant.loading, asking))
+            self._to_forecast = None
             return scores
 
         try:
