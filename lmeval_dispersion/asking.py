@@ -41,6 +41,12 @@ class LmEval:
     apply_chat_template: Annotated[bool | str, Option("NAME")] = False
     confirm_run_unsafe_code: bool = False
 
+    @property
+    def of_model(self) -> dict[str, int | str]:
+        """Batch size and device by name, as far as given: lm-eval takes them apart from ``model_args``."""
+        given = {"batch_size": self.batch_size, "device": self.device}
+        return {name: value for name, value in given.items() if value is not None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:

@@ -139,6 +139,12 @@ def beginning(text: str) -> str:
     return text if len(text) <= LONGEST_BRIEF else f"{text[: LONGEST_BRIEF - 3]}..."
 
 
+def shortened(text: object, length: int) -> str:
+    """Return ``text`` on one line, cut to ``length`` characters; "" if ``text`` is not a string."""
+    line = " ".join(text.split()) if isinstance(text, str) else ""
+    return line if len(line) <= length else f"{line[: length - 1]}…"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, without a full stop at its end.
 

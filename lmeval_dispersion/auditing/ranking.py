@@ -31,7 +31,6 @@ from lmeval_dispersion.auditing.figures import (
     claim_sentence,
     interval_text,
     lines,
-    shortened,
 )
 from lmeval_dispersion.auditing.run import (
     FEWEST,
@@ -44,6 +43,7 @@ from lmeval_dispersion.auditing.run import (
     read_run,
 )
 from lmeval_dispersion.auditing.slices import Slice, strata
+from lmeval_dispersion.errors import shortened
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.report.vega import numeric

@@ -94,13 +94,12 @@ class Shown(NamedTuple):
     Attributes:
         labels: Labels of the best checkpoints, as in :attr:`Contest.named`.
         margin: No other checkpoint is better than the last one in ``labels`` by more than this
-            difference in score; None if nothing can be shown yet.
-        error: Upper bound on the probability that any margin shown during the race is too small.
+            difference in score; None if nothing can be shown yet. The probability that any margin
+            shown during the race is too small is at most :attr:`Contest.error`.
     """
 
     labels: list[str]
     margin: float | None
-    error: float
 
 
 class Phase(NamedTuple):
@@ -374,11 +373,11 @@ class Contest:
             if label not in named and self._counts(label):
                 others.append(label)
         if not named or (others and len(named) < self.top):
-            return Shown(named, None, self.error)
+            return Shown(named, None)
         least = min(map(self._at_least, named))
         most = max(map(self._at_most, others), default=0.0)
         margin = max(0.0, most - least)
-        return Shown(named, margin, self.error)
+        return Shown(named, margin)
 
     def _counts(self, label: str) -> bool:
         """Whether a checkpoint may be the best of those that the error is about."""

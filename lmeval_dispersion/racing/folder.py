@@ -118,7 +118,6 @@ class RaceFolder:
         allowance: The most that this command may ask, and what it has asked so far.
         more: Called to add probabilities to the answers to shared questions; None for
             :func:`shared.complete`.
-        forecast_said: Whether the forecast of the time has been printed, or is not wanted.
         named: Name and GGUF file of each checkpoint that the command names -> lm-eval's arguments
             for it. None if every checkpoint of the list may be loaded.
         patterns: Words of the command that could not be resolved to checkpoints.
@@ -140,14 +139,12 @@ class RaceFolder:
     kept: dict[str, Any] = field(default_factory=dict)
     allowance: Limits = field(default_factory=Limits)
     more: More | None = None
-    forecast_said: bool = False
     named: dict[tuple[str, str], Mapping[str, str]] | None = None
     patterns: list[str] = field(default_factory=list)
-    _bases_known: dict[tuple[str, str], dict[str, str]] | None = None
     left_out: dict[str, str] = field(default_factory=dict)
     margins: list[MarginAt] = field(default_factory=list)
     budget: int | None = None
-    _plan: Plan = field(default_factory=lambda: Plan((), 0))
+    _to_forecast: Plan | None = None  # until the forecast of the time was printed
 
     @classmethod
     def opened(cls, asking: Asking) -> RaceFolder:
@@ -272,7 +269,7 @@ class RaceFolder:
         self.named = dict(self.named or {})
         for given in arguments:
             self.named[what_loads(given)] = given
-        self._bases_known = None
+        vars(self).pop("_bases", None)
         for pattern in patterns:
             path = os.path.abspath(os.path.expanduser(pattern))
             self.patterns += [pattern.partition("@")[0], path]
@@ -314,13 +311,11 @@ class RaceFolder:
             return (name, file) in self._bases
         return any(fnmatch(name, pattern) for pattern in self.patterns)
 
-    @property
+    @cached_property
     def _bases(self) -> dict[tuple[str, str], dict[str, str]]:
         """The bases that the configurations of named adapters name."""
-        if self._bases_known is None:
-            bases = [base_of(given) for given in (self.named or {}).values()]
-            self._bases_known = {what_loads(base): base for base in bases if base}
-        return self._bases_known
+        bases = [base_of(given) for given in (self.named or {}).values()]
+        return {what_loads(base): base for base in bases if base}
 
     @property
     def _model_args(self) -> dict[str, str]:
@@ -427,8 +422,7 @@ class RaceFolder:
         Raises:
             DispersionError: Checkpoints fail in the same way, or an answer cannot be written.
         """
-        self.forecast_said = quiet
-        self._plan = plan
+        self._to_forecast = None if quiet else plan
         self.margins = margins_of(self.kept, contest)
         deleted = list[Entry]()
         entries = dict[str, Entry]()
@@ -534,10 +528,10 @@ class RaceFolder:
             start = time.perf_counter()
             is_first = not contest.answered
             scores = entrant.ask(begin, end, more)
-            if is_first and not self.forecast_said:
+            if is_first and self._to_forecast:
                 asking = (time.perf_counter() - start - entrant.loading) / (end - begin)
-                say_above_progress(self._plan.forecast(entrant.loading, asking))
-            self.forecast_said = True
+                say_above_progress(self._to_forecast.forecast(entrant.loading, asking))
+            self._to_forecast = None
             return scores
 
         try:

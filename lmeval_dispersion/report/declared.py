@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lmeval_dispersion.errors import MissingExtraError, UnknownNameError, UsageError
+from lmeval_dispersion.errors import MissingExtraError, UnknownNameError, UsageError, shortened
 from lmeval_dispersion.errors import count as count
 from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.report.cells import json_value, public_fields, shown
@@ -236,11 +236,7 @@ class Report:
     def __repr__(self) -> str:
         document = self.document()
         lines = [f"<{type(self).__name__}> {document.title}"]
-        for sentence in document.answer:
-            line = " ".join(sentence.split())
-            if len(line) > _LINE:
-                line = f"{line[: _LINE - 1]}…"
-            lines.append(line)
+        lines += [shortened(sentence, _LINE) for sentence in document.answer]
         return "\n  ".join(lines)
 
 

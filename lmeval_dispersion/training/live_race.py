@@ -431,9 +431,7 @@ class LiveRace:
         return self.run / f"checkpoint-{step}"
 
     def _lm(self, model: Any, tokenizer: Any) -> Any:
-        given = {"batch_size": self.folder.asking.batch_size, "device": self.folder.asking.device}
-        settings = {name: value for name, value in given.items() if value is not None}
-        return live_lm(model, copy.deepcopy(tokenizer), **settings)
+        return live_lm(model, copy.deepcopy(tokenizer), **self.folder.asking.of_model)
 
     def _joined(self, label: str) -> Entrant:
         """A save's entrant, without answers of other weights; the save is in the folder's list."""
