@@ -50,12 +50,14 @@ class Option(NamedTuple):
         action: The argparse action for the value; None to store it.
         type: Function that converts the option's text to the value; None to convert the text to
             the field's type.
+        least: The smallest number allowed; None without a limit.
     """
 
     metavar: str | None = None
     names: tuple[str, ...] = ()
     action: type[argparse.Action] | None = None
     type: Callable[[str], Any] | None = None
+    least: float | None = None
 
 
 def add_options(
@@ -101,17 +103,23 @@ def add_options(
             parser.add_argument(name, **settings)
 
 
-def check_choices(asked: Any) -> None:
-    """Check an options object's fields of type ``Literal``, which allow only certain values.
+def check_values(asked: Any) -> None:
+    """Check the fields of an options object that allow only certain values.
 
     Raises:
-        UsageError: A value is not one of its field's choices; the error names the field.
+        UsageError: A value is not one of the choices of its field, of type ``Literal``, or is below
+            the least one of its `Option`; the error names the field.
     """
     hints = _hints(type(asked))
     for field in dataclasses.fields(asked):
-        choices = _choices(hints[field.name])
         value = getattr(asked, field.name)
-        if not choices or value is field.default:
+        if value is field.default:
+            continue
+        least = _option(hints[field.name]).least
+        if least is not None and value < least:
+            raise UsageError(f"expected at least {least}, got {value}", argument=field.name)
+        choices = _choices(hints[field.name])
+        if not choices:
             continue
         is_one = isinstance(value, str) or not isinstance(value, Iterable)
         values = [value] if is_one else value
@@ -125,8 +133,13 @@ def options_from(declared: Callable[..., T], args: argparse.Namespace) -> T:
     """Return an object of the class ``declared``, made from a command's parsed arguments.
 
     ``args`` may have further arguments, which are ignored.
+
+    Raises:
+        UsageError: A value is not allowed; see :func:`check_values`.
     """
-    return declared(**given_of(declared, args))
+    asked = declared(**given_of(declared, args))
+    check_values(asked)
+    return asked
 
 
 def given_of(declared: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
@@ -171,7 +184,7 @@ def takes(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R
 
     The new function's signature and the ``Args`` of its docstring are made from the fields, for
     ``help()`` and editors. A call with an unknown argument raises TypeError, and a call with a
-    value that is not one of a field's choices raises UsageError.
+    value that its field does not allow raises UsageError.
 
     Args:
         options: The dataclass of the options object.
@@ -193,7 +206,7 @@ def takes(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R
                         break
                 raise TypeError(f"{function.__name__}() {error}{hint}") from None
             asked = options(*args, **given)
-            check_choices(asked)
+            check_values(asked)
             return function(asked)
 
         call.__signature__ = signature  # type: ignore[attr-defined]

@@ -41,6 +41,12 @@ class LmEval:
     apply_chat_template: Annotated[bool | str, Option("NAME")] = False
     confirm_run_unsafe_code: bool = False
 
+    @property
+    def of_model(self) -> dict[str, int | str]:
+        """Batch size and device by name, as far as given: lm-eval takes them apart from ``model_args``."""
+        given = {"batch_size": self.batch_size, "device": self.device}
+        return {name: value for name, value in given.items() if value is not None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
@@ -107,10 +113,10 @@ class Questions(Judge):
     """
 
     tasks: Annotated[str | None, Option("NAME,NAME", ("--task", "--tasks"), action=Once)] = None
-    limit: Annotated[int | None, Option("N")] = None
+    limit: Annotated[int | None, Option("N", least=1)] = None
     weigh: Literal["units", "questions"] = "units"
     output_path: Annotated[str | Path | None, Option("FOLDER", ("--output_path",))] = None
-    seed: Annotated[int, Option("N")] = 0
+    seed: Annotated[int, Option("N", least=0)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,6 +139,12 @@ def beginning(text: str) -> str:
     return text if len(text) <= LONGEST_BRIEF else f"{text[: LONGEST_BRIEF - 3]}..."
 
 
+def shortened(text: object, length: int) -> str:
+    """Return ``text`` on one line, cut to ``length`` characters; "" if ``text`` is not a string."""
+    line = " ".join(text.split()) if isinstance(text, str) else ""
+    return line if len(line) <= length else f"{line[: length - 1]}…"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, without a full stop at its end.
 
@@ -159,6 +165,17 @@ def listed_names(names: Sequence[str]) -> str:
     """
     first = ", ".join(names[:_FIRST_NAMES])
     return f"{first}, …" if len(names) > _FIRST_NAMES else first
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, in the singular or the plural.
+
+    >>> count(1, "text"), count(1200, "text"), count(2, "query", "queries")
+    ('1 text', '1,200 texts', '2 queries')
+    """
+    if number != 1:
+        noun = plural or f"{noun}s"
+    return f"{number:,} {noun}"
 
 
 class DispersionError(Exception):

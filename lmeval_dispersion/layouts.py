@@ -88,21 +88,15 @@ Place = Annotated[str, Form(_is_place, "a name, a path or an address")]
 PlainName = Annotated[str, Form(is_plain, f"a plain file name of at most {_NAME} characters")]
 
 
-def mistake(source: object, key: str, expected: str, given: object, step: str = "") -> UsageError:
+def mistake(
+    source: object, key: str, expected: str, given: object, step: str = ""
+) -> DispersionError:
     """Return the UsageError ``SOURCE: `KEY`: expected EXPECTED, got GIVEN; STEP``.
 
     ``given`` is shown with its type and at most 60 characters. An empty ``key`` or ``step`` is left
     out of the message.
     """
-    end = f"; {step}" if step else ""
-    return UsageError(f"{source}: {_difference(key, expected, given)}{end}")
-
-
-def _difference(key: str, expected: str, given: object) -> str:
-    place = f"`{key}`: " if key else ""
-    kind = _NAMES.get(type(given), type(given).__name__)
-    value = "" if given is None else f" {brief(given)}"
-    return f"{place}expected {expected}, got {kind}{value}"
+    return _Check(source, "", UsageError).mistake(key, expected, given, step)
 
 
 def nearest(name: str, names: Collection[str]) -> str:
@@ -175,7 +169,10 @@ class _Check:
     error: type[DispersionError]
 
     def mistake(self, where: str, expected: str, given: object, step: str = "") -> DispersionError:
-        return self.fault(_difference(where, expected, given), step)
+        place = f"`{where}`: " if where else ""
+        kind = _NAMES.get(type(given), type(given).__name__)
+        got = "" if given is None else f" {brief(given)}"
+        return self.fault(f"{place}expected {expected}, got {kind}{got}", step)
 
     def fault(self, difference: str, step: str = "") -> DispersionError:
         """The error for a difference in words."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from lmeval_dispersion.errors import UsageError
 
 
@@ -26,3 +29,10 @@ def key_values(text: str, *, check: bool = True) -> dict[str, str]:
             )
         given[key] = value.strip()
     return given
+
+
+def arguments_in(given: object) -> Mapping[str, Any]:
+    """Return arguments that lm-eval holds as a mapping or as a text ``K=V,K=V``; empty for others."""
+    if isinstance(given, str):
+        return key_values(given, check=False)
+    return given if isinstance(given, Mapping) else {}

@@ -47,7 +47,7 @@ class Cooking(Heat):
 
     dish: str
     _: KW_ONLY
-    minutes: Annotated[int, Option("N", ("-m", "--min"), action=Once)] = 5
+    minutes: Annotated[int, Option("N", ("-m", "--min"), action=Once, least=1)] = 5
     share: Annotated[float | None, Option("X")] = None
     GPUs: Annotated[int | str | None, Option("N")] = None
     spices: Annotated[Sequence[str], Option("NAME", ("--spice",))] = ()
@@ -231,6 +231,15 @@ def test_python_refuses_what_the_command_refuses() -> None:
     for course in ("middle", None):
         with pytest.raises(UsageError, match=f"course: expected first or last, got {course!r}"):
             serve(course, table="x")
+
+
+def test_a_number_below_the_least_one_is_refused_in_python_and_by_the_command() -> None:
+    for wrong in (
+        lambda: cook("soup", minutes=0),
+        lambda: options_from(Cooking, argparse.Namespace(dish="soup", minutes=0)),
+    ):
+        with pytest.raises(UsageError, match="minutes: expected at least 1, got 0"):
+            wrong()
 
 
 def test_what_a_caller_adds_stands_in_place_of_the_fields(

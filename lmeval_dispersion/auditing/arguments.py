@@ -12,8 +12,6 @@ from lmeval_dispersion.asking import Judge
 from lmeval_dispersion.options import Once
 
 if TYPE_CHECKING:
-    from lmeval_dispersion.auditing.calibrating.calibration import Calibration
-    from lmeval_dispersion.auditing.calibrating.calibrator import Calibrator
     from lmeval_dispersion.auditing.run import AuditRun
 
 
@@ -81,7 +79,7 @@ class RankArguments(OneRun):
     """
 
     _: KW_ONLY
-    worst: Annotated[int | None, Option("N")] = None
+    worst: Annotated[int | None, Option("N", least=1)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,24 +111,6 @@ class Calibrating(SlicedDocuments, Vectors):
     run: Annotated[AuditRun | str | Path, Option("RUN")]
     _: KW_ONLY
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Predicting(SlicedDocuments):
-    """Arguments of :func:`lmeval_dispersion.auditing.calibrating.prediction.predict`.
-
-    Attributes:
-        calibrator: Calibrator file, as `dispersion calibrate RUN -o FILE` writes it; accuracies are
-            then estimated without labels.
-
-            In Python, also the result of :func:`lmeval_dispersion.calibrate` or its ``calibrator``.
-        run: Folder of a finished run's store, or of several stores of one model.
-
-            In Python, also an `AuditRun`.
-    """
-
-    calibrator: Annotated[Calibration | Calibrator | str | Path, Option("FILE", ("--from",))]
-    run: AuditRun | str | Path
 
 
 @dataclass(frozen=True)

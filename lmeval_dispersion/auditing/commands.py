@@ -13,9 +13,9 @@ from lmeval_dispersion.auditing.arguments import (
     Auditing,
     Calibrating,
     Comparing,
-    Predicting,
     RankArguments,
 )
+from lmeval_dispersion.auditing.calibrating.arguments import Predicting
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output, report_and_file

@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -65,10 +64,8 @@ from lmeval_dispersion.store.sanity import (
     Flags,
     counted_as_wrong,
     equal_answers,
-    equal_answers_clause,
     mean_text,
-    renumbered,
-    renumbered_clause,
+    pair_doubts,
 )
 
 _SHOWN_TASKS = 6  # most tasks that a sentence lists; the table has all
@@ -766,21 +763,7 @@ def _warnings(runs: Sequence[tuple[str, _Shared]]) -> Iterator[str]:
         logged = each.run.logged
         for clause in [*logged.doubts(), *logged.remarks()]:
             yield f"{name}: {clause}."
-    for (one, first), (other, second) in combinations(runs, 2):
-        equal, telling = equal_answers(first.prints, second.prints)
-        if equal:
-            yield f"{one} and {other}: {equal_answers_clause(equal, telling)}."
-    hashes = _hashes(runs[0][1].run)
-    for name, each in runs[1:]:
-        documents = renumbered(hashes, _hashes(each.run))
-        if documents:
-            yield f"{name}: {renumbered_clause(documents)}."
-
-
-def _hashes(run: AuditRun) -> dict[tuple[str, int], str]:
-    known = run.documents[run.documents["doc_hash"].notna()]
-    tasks = known["task"].str.removesuffix(SUFFIX)
-    return dict(zip(zip(tasks, known["doc_id"], strict=True), known["doc_hash"], strict=True))
+    yield from pair_doubts([(name, each.prints, each.run.documents) for name, each in runs])
 
 
 def _groups(runs: Sequence[AuditRun], tasks: Sequence[str]) -> dict[str, TaskGroup]:

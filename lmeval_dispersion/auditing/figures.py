@@ -114,12 +114,6 @@ def without_nan(row: T) -> T:
     return replace(row, **nans)  # type: ignore[type-var]
 
 
-def shortened(text: object, length: int) -> str:
-    """Return ``text`` on one line, cut to ``length`` characters; "" if ``text`` is not a string."""
-    line = " ".join(text.split()) if isinstance(text, str) else ""
-    return line if len(line) <= length else f"{line[: length - 1]}…"
-
-
 def both_ends(rows: int) -> list[int]:
     """Return the indices of the rows that a short table shows, out of ``rows`` rows.
 

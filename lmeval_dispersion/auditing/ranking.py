@@ -31,7 +31,6 @@ from lmeval_dispersion.auditing.figures import (
     claim_sentence,
     interval_text,
     lines,
-    shortened,
 )
 from lmeval_dispersion.auditing.run import (
     FEWEST,
@@ -44,7 +43,7 @@ from lmeval_dispersion.auditing.run import (
     read_run,
 )
 from lmeval_dispersion.auditing.slices import Slice, strata
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import shortened
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.report.vega import numeric
@@ -622,8 +621,6 @@ def rank(asked: RankArguments) -> Worst:
         HarnessError: Samples or logs cannot be read.
     """
     count = COUNT if asked.worst is None else asked.worst
-    if count < 1:
-        raise UsageError(f"expected 1 or more documents, got {count}", argument="worst")
     run = read_run(asked.run, asked.layer, asked.metric, demo=asked.demo)
     return Worst(
         model=run.store.model,

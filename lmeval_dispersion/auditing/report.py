@@ -14,7 +14,7 @@ from typing import Any, cast
 from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.auditing.arguments import Auditing
 from lmeval_dispersion.auditing.calibrating.calibration import Calibration, calibrate
-from lmeval_dispersion.auditing.figures import RunReport, shortened
+from lmeval_dispersion.auditing.figures import RunReport
 from lmeval_dispersion.auditing.mixtures.curves import Mixtures, mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.mixtures.protocol import PaperProtocol, paper_protocol
 from lmeval_dispersion.auditing.ranking import (
@@ -50,6 +50,7 @@ from lmeval_dispersion.auditing.slices import (
     slicings,
     weakest,
 )
+from lmeval_dispersion.errors import shortened
 from lmeval_dispersion.report import Chart, Table
 from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import DispersionError, StoreError, UsageError
+from lmeval_dispersion.errors import DispersionError, StoreError, UsageError, first_line
 from lmeval_dispersion.geometry.centred import CentredVectors
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.statistics import wilson
@@ -258,14 +258,7 @@ class AuditRun:
     def logged(self) -> Logged:
         """The recorded answers to labelled documents, for checks of their plausibility."""
         rows = self.labelled
-        documents = self.documents.iloc[rows]
-        return Logged(
-            tasks=documents["task"].tolist(),
-            log_probabilities=documents["logprobs"].tolist(),
-            predictions=documents["prediction"].tolist(),
-            targets=documents["target"].tolist(),
-            scores=self.score[rows],
-        )
+        return Logged.of(self.documents.iloc[rows], self.score[rows])
 
     @property
     def judged(self) -> AuditRun:
@@ -653,7 +646,7 @@ def rows_where(run: AuditRun, expression: str) -> Rows:
             raise ValueError("its value is not true or false for every document")
     except Exception as error:
         # pandas raises whatever the values raise; a user's expression must not cause a traceback.
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UsageError(
             f"{expression!r} cannot be evaluated: {reason}; write comparisons of columns "
             f"({', '.join(map(str, run.documents.columns))}), such as {_EXAMPLE!r}",

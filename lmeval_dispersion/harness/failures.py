@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import traceback
@@ -10,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.errors import DispersionError, first_line
 from lmeval_dispersion.harness import install
+from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.report.declared import listed
 
 
@@ -41,13 +41,13 @@ def failure_sentence(error: Exception) -> str | None:
     Return None for any other error, which needs its traceback.
     """
     text = str(error).strip()
-    first = _first_line(error)
+    first = first_line(error)
     is_torch = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
     if is_torch or isinstance(error, MemoryError) or "out of memory" in text.lower():
         return f"out of memory: {first}; lower batch_size, or set batch_size to auto"
     if text.startswith("Tasks not found"):
         names = first.partition(": ")[2].split(",")
-        return f"{first}; {near_tasks(names, install.task_names())}"
+        return f"{first}{near_tasks(names, install.task_names())}"
     if text.startswith("Duplicate task"):
         return f"{first}; name each task once"
     if text.startswith("Attempted to load model"):
@@ -73,20 +73,10 @@ def failure_sentence(error: Exception) -> str | None:
 def near_tasks(names: Sequence[str], known: Sequence[str]) -> str:
     """Return a hint on task names that do not exist, as the end of a message.
 
-    The hint gives up to three similar names out of ``known``, or else the command that lists all
-    tasks.
+    The hint gives similar names out of ``known``, or else the command that lists all tasks.
     """
-    near = list[str]()
-    for name in names:
-        near += difflib.get_close_matches(name.strip(), known)
-    if near:
-        return f"did you mean {', '.join(near[:3])}?"
-    return "`dispersion run ls tasks` lists all tasks"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    hints = "".join(nearest(name.strip(), known) for name in names)
+    return hints or "; `dispersion run ls tasks` lists all tasks"
 
 
 def _digits_alone(error: Exception) -> tuple[str, str] | None:

@@ -6,7 +6,6 @@ include lm-eval's own files by relative paths. None of this imports lm-eval.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.files import hashed
 from lmeval_dispersion.installation import cache_folder, data_folder
 
 FOLDER = "lmeval_dispersion"
@@ -159,7 +159,7 @@ def tasks_path() -> Path:
     files = {}
     for name, text in task_files().items():
         files[name] = _INCLUDE.sub(lambda match: f"{match[1]}{theirs}/{match[2]}", text)
-    key = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
+    key = hashed(json.dumps(files, sort_keys=True))[:16]
     folder = cache_folder(f"tasks-{key}")
     root = folder.parent
     if folder.is_dir():

@@ -28,7 +28,7 @@ from lmeval_dispersion.model.loading import (
     settings_identity,
     weights_identity,
 )
-from lmeval_dispersion.model_args import key_values
+from lmeval_dispersion.model_args import arguments_in
 from lmeval_dispersion.store import begin_store, write_store
 from lmeval_dispersion.store.format import DOCUMENTS, MANIFEST
 from lmeval_dispersion.store.identity import prompt_manifest
@@ -318,9 +318,7 @@ def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
 
 def _argument(arguments: Any, name: str) -> str | None:
     """One of ``--model_args``, which lm-eval holds as a dict or as the given text."""
-    if isinstance(arguments, str):
-        arguments = key_values(arguments, check=False)
-    value = arguments.get(name) if isinstance(arguments, Mapping) else None
+    value = arguments_in(arguments).get(name)
     return None if value is None else str(value)
 
 

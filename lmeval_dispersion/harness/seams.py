@@ -221,11 +221,6 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
         """Whether ``--predict_only`` replaced the metrics, so that ours do not apply."""
         return "bypass" in self._metric_fn_list
 
-    @property
-    def filter_names(self) -> list[str]:
-        """Names of the task's filters, each of which extracts an answer to be scored."""
-        return [ensemble.name for ensemble in self._filters]
-
     def document_index(self, doc_id: int) -> int:
         """Return the index in the task's split of the document that instances call ``doc_id``."""
         return self._selected[doc_id] if self._selected else doc_id
@@ -238,7 +233,7 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
     def apply_filters(self) -> Any:
         """Apply the filters as lm-eval does, which then scores the documents filter by filter."""
         self._of_document = _requests_by_document(self._instances or [])
-        self._filters_left = iter(self.filter_names)
+        self._filters_left = iter(filters_of(self))
         return super().apply_filters()
 
     def doc_iterator(self, **options: Any) -> Iterator[tuple[int, Any]]:
@@ -292,10 +287,6 @@ class _Task05(Task):  # type: ignore[misc]
     @property
     def only_predicts(self) -> bool:
         return bool(self._has_metric("bypass"))
-
-    @property
-    def filter_names(self) -> list[str]:
-        return [scorer.name for scorer in self._scorers]
 
     def document_index(self, doc_id: int) -> int:
         return doc_id
@@ -449,12 +440,12 @@ def loaded_suite(
             continue
         plain = name.removesuffix(SUFFIX)
         if plain in manager.all_tasks:
-            hint = f"did you mean {plain}?"
+            hint = f"; did you mean {plain}?"
         else:
             hint = near_tasks([name], manager.all_tasks)
             if not theirs:
                 hint += " (for a task of your own, give its folder as include_path)"
-        raise UsageError(f"lm-eval has no task {name!r}; {hint}")
+        raise UsageError(f"lm-eval has no task {name!r}{hint}")
     with sentences():
         loaded = manager.load(wanted)
     groups = RunningEvaluation(groups=loaded["groups"])

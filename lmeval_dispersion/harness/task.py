@@ -18,6 +18,7 @@ from lmeval_dispersion.harness.records import METRICS, AggregatedMetric, DocReco
 from lmeval_dispersion.harness.seams import (
     RunningEvaluation,
     TaskBase,
+    filters_of,
     one_sentence,
     running_evaluation,
 )
@@ -93,7 +94,7 @@ class DispersionTask(TaskBase):
         judges = [*super().aggregation()]
         if any(callable(entry.get("metric")) for entry in self.config.metric_list or ()):
             judges += JUDGES  # HumanEval lists `pass_at_k`, a function that gives `pass@1`
-        check_judge(self.task_name, self._judge, self.filter_names, judges)
+        check_judge(self.task_name, self._judge, filters_of(self), judges)
         evaluation = running_evaluation()
         self._layers = tuple(split_names(metadata.get("dispersion_layers", "last")))
         if evaluation.lm is not None:
@@ -146,7 +147,7 @@ class DispersionTask(TaskBase):
         """
         # lm-eval lists a metric function by its own name, but its values have other names.
         check_judge(
-            self.task_name, self._judge, self.filter_names, {**metrics, **super().aggregation()}
+            self.task_name, self._judge, filters_of(self), {**metrics, **super().aggregation()}
         )
         named = split_judge(self._judge)[1]
         by, correct = correctness(metrics, named if named in metrics else None)
@@ -212,7 +213,7 @@ class DispersionTask(TaskBase):
         records = list(self._records.get(chosen, {}).values())
         self._records = {}
         metric = self._correct_by
-        if metric is not None and len(self.filter_names) > 1:
+        if metric is not None and len(filters_of(self)) > 1:
             metric = f"{chosen}/{metric}"
         return records, metric
 

@@ -33,7 +33,14 @@ from lmeval_dispersion.geometry.dispersion import left_out as dispersions_left_o
 from lmeval_dispersion.laboratory import charts
 from lmeval_dispersion.laboratory.arguments import Clusters
 from lmeval_dispersion.laboratory.models import CausalModel, last_vectors
-from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
+from lmeval_dispersion.laboratory.report import (
+    StudyResult,
+    bounded,
+    jackknife_bounds,
+    records,
+    table,
+    with_ends,
+)
 from lmeval_dispersion.laboratory.segments import (
     Segments,
     Unit,
@@ -347,22 +354,6 @@ def log_ratios_left_out(within: Array, apart: Array) -> Array:
     inside = (within.sum() - within) / (len(within) - 1)
     between = dispersions_left_out(apart)
     return np.asarray(np.log(between) - np.log(inside))
-
-
-def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> statistics.Bounds:
-    """Return 95 % bounds of an estimate, by Student's t with the jackknife standard error.
-
-    Args:
-        value: The estimate.
-        left_out: Shape (n,), the estimate with each of n clusters left out in turn.
-        claims: Number of such estimates whose bounds are to hold at once (Bonferroni).
-    """
-    return statistics.student_bounds(
-        value,
-        statistics.jackknife_se(left_out),
-        len(left_out),
-        1 - (1 - statistics.LEVEL) / claims,
-    )
 
 
 def _exponential(value: float, left_out: Array) -> statistics.Interval:

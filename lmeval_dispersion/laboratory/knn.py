@@ -26,7 +26,7 @@ from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory.arguments import PARTS
 from lmeval_dispersion.laboratory.models import CausalModel
-from lmeval_dispersion.laboratory.report import with_ends
+from lmeval_dispersion.laboratory.report import jackknife_bounds, with_ends
 from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks
 from lmeval_dispersion.laboratory.study import Study, TableRow
 from lmeval_dispersion.report.declared import count
@@ -411,12 +411,7 @@ def perplexity_change(
     length = tokens.sum()
     value = change / length
     left_out = (change - difference) / (length - tokens)
-    bounds = statistics.student_bounds(
-        float(value),
-        statistics.jackknife_se(left_out),
-        len(tokens),
-        1 - (1 - statistics.LEVEL) / claims,
-    )
+    bounds = jackknife_bounds(float(value), left_out, claims)
     percent = [100 * float(np.expm1(each)) for each in (value, *bounds)]
     return statistics.Interval(*percent)
 

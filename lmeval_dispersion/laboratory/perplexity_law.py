@@ -35,7 +35,7 @@ from lmeval_dispersion.geometry import (
     vendi_score,
 )
 from lmeval_dispersion.laboratory import charts
-from lmeval_dispersion.laboratory.arguments import Law
+from lmeval_dispersion.laboratory.arguments import FEWEST_BINS, Law
 from lmeval_dispersion.laboratory.models import (
     CONTROLS,
     CausalModel,
@@ -57,8 +57,6 @@ from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.statistics import Array
 
 SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of the token after 16
-# With 6 bins, an interval of r = -0.95 excludes 0 in 6 of 100 studies; with 8 in 97.
-FEWEST_BINS = 8
 MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 
 _GROUPS = 32  # groups of texts that the jackknife leaves out
@@ -459,9 +457,6 @@ def law(asked: Law) -> LawResult:
         NonFiniteStateError: A model produces NaN or infinity; the message names the layer and the
             text.
     """
-    for name, value, least in (("bins", asked.bins, FEWEST_BINS), ("bin_size", asked.bin_size, 3)):
-        if value < least:
-            raise UsageError(f"expected at least {least}, got {value}", argument=name)
     settings: dict[str, Any] = {
         "segments": asked.segments,
         "layers": asked.layers,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
 
+from lmeval_dispersion import statistics
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.document import Column
+from lmeval_dispersion.statistics import Array
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,10 +77,7 @@ class StudyResult(Report):
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return one dictionary for each row of a frame, with the column names as keys."""
-    rows = []
-    for row in frame.to_dict("records"):
-        rows.append({str(key): value for key, value in row.items()})
-    return rows
+    return cast("list[dict[str, Any]]", frame.to_dict("records"))
 
 
 def table(
@@ -147,3 +146,19 @@ def with_ends(key: str, interval: Sequence[float]) -> dict[str, float]:
         f"{key}_low": low,
         f"{key}_high": high,
     }
+
+
+def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> statistics.Bounds:
+    """Return 95 % bounds of an estimate, by Student's t with the jackknife standard error.
+
+    Args:
+        value: The estimate.
+        left_out: Shape (n,), the estimate with each of n parts, such as documents, left out in turn.
+        claims: Number of such estimates whose bounds are to hold at once (Bonferroni).
+    """
+    return statistics.student_bounds(
+        value,
+        statistics.jackknife_se(left_out),
+        len(left_out),
+        1 - (1 - statistics.LEVEL) / claims,
+    )

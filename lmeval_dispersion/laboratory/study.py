@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.files import keep_arrays, write_whole
+from lmeval_dispersion.files import hashed, keep_arrays, write_whole
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.laboratory.arguments import StudyOptions
 from lmeval_dispersion.laboratory.models import CausalModel, Reduce
@@ -268,11 +268,8 @@ def studied(
         UsageError: Two models or two texts have the same name, no model or no text is given, the
             batch size is below 1, or a setting does not fit a model or a text.
     """
-    batch = asked.batch
     quiet = asked.quiet
     folder = asked.folder
-    if batch is not None and batch < 1:
-        raise UsageError(f"expected at least 1, got {batch}", argument="batch")
     chosen = as_models(models)
     names = [str(model_choice(model)) for model in chosen]
     given = [data] if isinstance(data, DataLike) else data
@@ -301,7 +298,7 @@ def studied(
                 inputs = {**of_model, "data": content}
                 place = root / f"{kind}-{_key(kind, inputs, settings)}"
                 read_texts = {"data": texts, **more_texts}
-                study = Study(place, load, read_texts, settings, batch, quiet, label, facts)
+                study = Study(place, load, read_texts, settings, asked.batch, quiet, label, facts)
                 about = {"model": label, "data": name}
                 for table, row in study.finished(measure):
                     rows = tables.setdefault(table, [])
@@ -352,8 +349,7 @@ def _texts(source: DataLike) -> Texts:
 def _key(kind: str, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """A study's name: equal for equal content."""
     identity = json.dumps([_LAYOUT, kind, inputs, settings], sort_keys=True)
-    digest = sha256(identity.encode())
-    return digest.hexdigest()[:10]
+    return hashed(identity)[:10]
 
 
 def model_settings(model: ModelLike) -> dict[str, Any]:

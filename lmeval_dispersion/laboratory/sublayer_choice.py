@@ -273,7 +273,7 @@ def sublayers(asked: Sublayers) -> SublayersResult:
         )
     texts: dict[str, DataLike] = {}
     if asked.knn:
-        _check_parts(parts, asked.neighbours)
+        _check_parts(parts)
         settings |= {"segments": asked.segments, "neighbours": asked.neighbours}
         for name, part in parts.items():
             settings[name] = part if isinstance(part, float) else None
@@ -287,8 +287,8 @@ def sublayers(asked: Sublayers) -> SublayersResult:
     return SublayersResult(manifest, **tables)
 
 
-def _check_parts(parts: Mapping[str, float | DataLike], neighbours: int) -> None:
-    """Raise UsageError for shares that are none, or more than the text, or no neighbours."""
+def _check_parts(parts: Mapping[str, float | DataLike]) -> None:
+    """Raise UsageError for shares that are none, or more than the text."""
     shares = {name: part for name, part in parts.items() if isinstance(part, float)}
     for name, share in shares.items():
         if not 0 < share <= 1:
@@ -303,8 +303,6 @@ def _check_parts(parts: Mapping[str, float | DataLike], neighbours: int) -> None
             "one of them",
             argument=next(iter(shares)),
         )
-    if neighbours < 1:
-        raise UsageError(f"expected at least 1 neighbour, got {neighbours}", argument="neighbours")
 
 
 def _measure(study: Study) -> Iterator[TableRow]:

@@ -486,8 +486,6 @@ def condensation(asked: Condensation) -> CondensationResult:
         NonFiniteStateError: A model produces NaN or infinity; the message names the layer and the
             text.
     """
-    if asked.last < 1:
-        raise UsageError(f"expected at least 1, got {asked.last}", argument="last")
     settings: dict[str, Any] = {
         "segments": asked.segments,
         "last": asked.last,

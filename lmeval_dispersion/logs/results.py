@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.layouts import Text, checked
 from lmeval_dispersion.logs.files import json_object, whole_text
-from lmeval_dispersion.model_args import key_values
+from lmeval_dispersion.model_args import arguments_in
 
 Results = dict[str, Any]
 
@@ -79,10 +79,7 @@ def filter_names(results: Mapping[str, Any], task: str) -> list[str]:
 
 def model_arguments(results: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the ``model_args`` of an evaluation, as a mapping; empty if they are not recorded."""
-    arguments = section(results, "config").get("model_args")
-    if isinstance(arguments, str):
-        return key_values(arguments, check=False)
-    return arguments if isinstance(arguments, dict) else {}
+    return arguments_in(section(results, "config").get("model_args"))
 
 
 def model_of(results: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
-from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.errors import DispersionError, count
 
 #: Takes the name or folder of a load that is not complete, and the sentence on it.
 Tell = Callable[[str, str], None]
@@ -183,9 +183,7 @@ def _watched_adapter(kind: Any, tell: Tell) -> Any:
             names = _SIZE_MISMATCH.findall(str(error))
             if not names:
                 raise
-            tensors = _counted(
-                len(names), "tensor of the adapter does", "tensors of the adapter do"
-            )
+            tensors = count(len(names), "tensor of the adapter does", "tensors of the adapter do")
             of_tokens = all("lm_head" in name or "embed" in name for name in names)
             raise DispersionError(
                 f"{tensors} not have the shape that adapter_config.json and the base "
@@ -218,7 +216,7 @@ def report_sentence(model: Any, report: Mapping[str, Collection[Any]]) -> str:
     if not missing:
         return ""
     first = missing[0]
-    tensors = _counted(len(_parameters(model)), "tensor")
+    tensors = count(len(_parameters(model)), "tensor")
     verb = "is" if len(missing) == 1 else "are"
     return (
         f"{len(missing)} of its {tensors} {verb} not in its files and would be set at random "
@@ -246,7 +244,7 @@ def _advice(model: Any, missing: Sequence[str], unexpected: Sequence[str]) -> st
         )
     if unexpected:
         kind = type(model).__name__
-        others = _counted(len(unexpected), "tensor")
+        others = count(len(unexpected), "tensor")
         return (
             f"its files have {others} of another model than {kind} (first: {unexpected[0]}); "
             f"choose a checkpoint that was saved as {kind}"
@@ -278,7 +276,7 @@ def adapter_sentence(
     places = [key for key in model.state_dict() if prefix in key and name in key]
     if unexpected and len(missing) == len(places) > 0:
         return (
-            f"none of the adapter's {_counted(len(unexpected), 'tensor')} belongs to a module of its base "
+            f"none of the adapter's {count(len(unexpected), 'tensor')} belongs to a module of its base "
             f"{base}: the adapter names {_module(min(unexpected))}, and the base has "
             f"{_module(min(places))}; {_OTHER_BASE}"
         )
@@ -289,7 +287,7 @@ def adapter_sentence(
 def _misfit(base: str, missing: Sequence[str], unexpected: Sequence[str]) -> str:
     """The sentence on tensors that an adapter's file lacks, or its base has no place for; empty if none."""
     if unexpected:
-        tensors = _counted(
+        tensors = count(
             len(unexpected), "tensor of the adapter belongs", "tensors of the adapter belong"
         )
         return (
@@ -297,7 +295,7 @@ def _misfit(base: str, missing: Sequence[str], unexpected: Sequence[str]) -> str
             f"{_OTHER_BASE}"
         )
     if missing:
-        tensors = _counted(len(missing), "tensor of the adapter is", "tensors of the adapter are")
+        tensors = count(len(missing), "tensor of the adapter is", "tensors of the adapter are")
         first = _module(missing[0])
         return (
             f"{tensors} not in its file and would be untrained (first: {first}); "
@@ -323,7 +321,7 @@ def _of_other_shape(model: Any, report: Mapping[str, Collection[Any]]) -> str:
         about = f", {tuple(stored)} in place of {tuple(wanted)}"
         if 0 in stored:
             advice = "DeepSpeed ZeRO-3 leaves such placeholders; run its script zero_to_fp32.py"
-    tensors = _counted(len(names), "tensor of the checkpoint does", "tensors of the checkpoint do")
+    tensors = count(len(names), "tensor of the checkpoint does", "tensors of the checkpoint do")
     return (
         f"{tensors} not have the shape that config.json requires (first: {first}{about}); {advice}"
     )
@@ -365,13 +363,3 @@ def _name_of(model: Any) -> str:
 def _module(name: str) -> str:
     """The module that an adapter's tensor is for, without PEFT's parts of its name."""
     return _ADAPTER_PART.sub("", name)
-
-
-def _counted(number: int, one: str, several: str = "") -> str:
-    """The number with its words.
-
-    >>> _counted(1, "tensor"), _counted(1200, "tensor"), _counted(2, "is", "are")
-    ('1 tensor', '1,200 tensors', '2 are')
-    """
-    words = one if number == 1 else several or f"{one}s"
-    return f"{number:,} {words}"

@@ -7,7 +7,6 @@ unknown (as for a model built in memory), is left out. Only loading imports torc
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from lmeval_dispersion.errors import (
     require_extra,
 )
 from lmeval_dispersion.files import sha256
+from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.model.load_report import warned_loads
 from lmeval_dispersion.model_args import key_values
 
@@ -316,24 +316,23 @@ def _source(name: str | Path) -> str:
             f"expected a model folder or a Hub id, got the file {text}; give its folder"
         )
     if text.startswith((".", "/", "~")) or text.count("/") > 1:
-        raise UsageError(f"the folder {text} does not exist; {_near(path) or 'check the path'}")
+        raise UsageError(f"the folder {text} does not exist{_near(path) or '; check the path'}")
     return text
 
 
-def _near(path: Path) -> str | None:
-    """A hint at the nearest name: a sibling folder, or a model in the Hub's cache."""
+def _near(path: Path) -> str:
+    """A hint at similar names, of folders beside it or else of models in the Hub's cache; may be empty."""
     if path.parent.is_dir():
         names = [child.name for child in path.parent.iterdir() if child.is_dir()]
-        near = difflib.get_close_matches(path.name, names, n=1)
+        near = nearest(path.name, names)
         if near:
-            return f"did you mean {path.parent / near[0]}?"
+            return near
     from huggingface_hub import constants
 
     cached = []
     for folder in Path(constants.HF_HUB_CACHE).glob("models--*"):
         cached.append(folder.name.removeprefix("models--").replace("--", "/"))
-    near = difflib.get_close_matches(str(path), cached, n=1)
-    return f"did you mean {near[0]}?" if near else None
+    return nearest(str(path), cached)
 
 
 def _explained(source: str, revision: str | None, error: BaseException) -> DispersionError:
@@ -354,13 +353,13 @@ def _explained(source: str, revision: str | None, error: BaseException) -> Dispe
             "revisions"
         )
     if "RepositoryNotFoundError" in kinds or "HFValidationError" in kinds:
-        hint = _near(Path(source)) or "check the spelling, or set HF_TOKEN for a private model"
-        return UsageError(f"there is no model {source} on the Hub, and no such folder here; {hint}")
+        hint = _near(Path(source)) or "; check the spelling, or set HF_TOKEN for a private model"
+        return UsageError(f"there is no model {source} on the Hub, and no such folder here{hint}")
     if "LocalEntryNotFoundError" in kinds or "OfflineModeIsEnabled" in kinds:
-        hint = _near(Path(source)) or "give a local folder, or go online once to download the model"
-        return UsageError(
-            f"{source} is not in the local cache and the Hub cannot be reached; {hint}"
+        hint = (
+            _near(Path(source)) or "; give a local folder, or go online once to download the model"
         )
+        return UsageError(f"{source} is not in the local cache and the Hub cannot be reached{hint}")
     if "ImportError" in kinds:
         return MissingExtraError(
             f"{source} needs a package that is missing ({first_line(error)}); install that package"

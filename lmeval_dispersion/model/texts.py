@@ -14,7 +14,6 @@ text. Empty and undecodable texts are skipped and counted, never passed on.
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import json
 import re
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmeval_dispersion.errors import UsageError, first_line, require_extra
+from lmeval_dispersion.layouts import nearest
 
 FILE_KINDS = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 
@@ -196,9 +196,8 @@ def _file(source: str) -> Path | None:
         return path
     if known or source.startswith((".", "/", "~")) or source.count("/") > 1:
         names = [file.name for file in path.parent.glob("*")]
-        near = difflib.get_close_matches(path.name, names, n=1)
-        hint = f"did you mean {path.parent / near[0]}?" if near else "check the path"
-        raise UsageError(f"the file {source} does not exist; {hint}")
+        hint = nearest(path.name, names) or "; check the path"
+        raise UsageError(f"the file {source} does not exist{hint}")
     return None
 
 

@@ -64,7 +64,7 @@ class How:
 
     error: Annotated[float, Option("X")] = ERROR
     margin: Annotated[float, Option("X")] = MARGIN
-    top: Annotated[int, Option("K")] = 1
+    top: Annotated[int, Option("K", least=1)] = 1
     budget: Annotated[int | str | None, Option("N|N%")] = None
     hours: Annotated[float | None, Option("X")] = None
     answers: Literal["none"] | None = None

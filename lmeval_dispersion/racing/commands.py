@@ -90,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
             raise _recorded(f"--{name}")
     if args.demo and args.checkpoints:
         raise _recorded(args.checkpoints[0])
-    check_settings(options_from(Racing, args))
+    racing = options_from(Racing, args)
+    check_settings(racing)
     rule: dict[str, Any] = {
         name: getattr(args, name) for name in ("seed", "error", "margin", "top")
     }
@@ -99,22 +100,17 @@ def run(args: argparse.Namespace) -> int:
     elif args.demo:
         output.write(replay.demo(**rule).document())
     else:
-        output.write((_judged(args) or _replayed(args, rule)).document())
+        output.write((_judged(args, racing) or _replayed(args, rule)).document())
     return 0
 
 
-def _judged(args: argparse.Namespace) -> Race | None:
+def _judged(args: argparse.Namespace, how: How) -> Race | None:
     """The race of a folder, judged by its own questions; None for other results."""
     from lmeval_dispersion.racing import replay
 
     if len(args.replay) > 1 or args.checkpoints:
         return None
-    race = replay.judged(
-        args.replay[0],
-        error=args.error,
-        margin=args.margin,
-        top=args.top,
-    )
+    race = replay.judged(args.replay[0], how)
     if race is None:
         return None
     for name, default in (("metric", None), ("by", None), ("budget", None), ("weigh", "units")):

@@ -94,13 +94,12 @@ class Shown(NamedTuple):
     Attributes:
         labels: Labels of the best checkpoints, as in :attr:`Contest.named`.
         margin: No other checkpoint is better than the last one in ``labels`` by more than this
-            difference in score; None if nothing can be shown yet.
-        error: Upper bound on the probability that any margin shown during the race is too small.
+            difference in score; None if nothing can be shown yet. The probability that any margin
+            shown during the race is too small is at most :attr:`Contest.error`.
     """
 
     labels: list[str]
     margin: float | None
-    error: float
 
 
 class Phase(NamedTuple):
@@ -234,7 +233,7 @@ class Contest:
         going = [label for label in chosen if label not in self.against]
         for label in going:
             before = 0
-            if label in self.shared or self._count(label):
+            if label in self.shared or self.count(label):
                 before = self.sharing_of(label)
             self.shared[label] = max(before, phase.questions)
         return going
@@ -243,7 +242,7 @@ class Contest:
         """The best by the questions of the phases before, without the reference."""
         asked = list[str]()
         for label in labels:
-            if label != self.reference and self._count(label) >= phase.after:
+            if label != self.reference and self.count(label) >= phase.after:
                 asked.append(label)
         asked.sort(key=lambda label: self._worth(label, phase.after), reverse=True)
         return asked[: phase.checkpoints]
@@ -254,7 +253,7 @@ class Contest:
         Its standing becomes ``complete`` if it was asked everything, and ``running`` if not.
         """
         self.answered[label] = answers
-        is_whole = self._count(label) == self.questions
+        is_whole = self.count(label) == self.questions
         self.standing[label] = "complete" if is_whole else "running"
 
     def delete(self, label: str) -> None:
@@ -266,7 +265,7 @@ class Contest:
         """Add a checkpoint's answers to its next questions, and return its new standing."""
         before = self.answered.get(label, NOTHING)
         self.answered[label] = before + batch
-        if self._count(label) == self.questions:
+        if self.count(label) == self.questions:
             standing: Standing = "complete"
         elif self.side_by_side:
             standing = self._beside(label)
@@ -292,12 +291,12 @@ class Contest:
         """
         going = list[str]()
         for label in labels:
-            is_ready = self._count(label) > 0 or not self.sharing_of(label)
+            is_ready = self.count(label) > 0 or not self.sharing_of(label)
             if is_ready and self.standing.get(label) != "failed":
                 going.append(label)
         others = [label for label in going if label != self.reference]
         if self.sharing or self.shared:
-            unasked = [label for label in others if not self._count(label)]
+            unasked = [label for label in others if not self.count(label)]
             others = self._by_shared(others, self._worth)
             others += unasked
             is_known = not unasked and all(map(self._has_probabilities, others))
@@ -310,7 +309,7 @@ class Contest:
 
     def _cut(self, labels: list[str]) -> list[str]:
         """Leave out all but the first third by the questions that all share; those that began stay."""
-        count = min(map(self._count, labels))
+        count = min(map(self.count, labels))
         best = sorted(labels, key=lambda label: self._worth(label, count), reverse=True)
         third = math.ceil(len(labels) / 3)
         staying = {*best[: max(LEAST, third)], *self.against}
@@ -374,11 +373,11 @@ class Contest:
             if label not in named and self._counts(label):
                 others.append(label)
         if not named or (others and len(named) < self.top):
-            return Shown(named, None, self.error)
+            return Shown(named, None)
         least = min(map(self._at_least, named))
         most = max(map(self._at_most, others), default=0.0)
         margin = max(0.0, most - least)
-        return Shown(named, margin, self.error)
+        return Shown(named, margin)
 
     def _counts(self, label: str) -> bool:
         """Whether a checkpoint may be the best of those that the error is about."""
@@ -410,7 +409,7 @@ class Contest:
 
     def _at_most(self, label: str) -> float:
         """A checkpoint's mean is at most this, but for its part of the error."""
-        count = self._count(label)
+        count = self.count(label)
         if count == self.questions:
             return self.mean(label)
         if not count:
@@ -422,7 +421,7 @@ class Contest:
 
     def _at_least(self, label: str) -> float:
         """A named checkpoint's mean is at least this, but for its share of the error's other half."""
-        if self._count(label) == self.questions:
+        if self.count(label) == self.questions:
             return self.mean(label)
         bets = self._bets_of(label)
         below = Bets(
@@ -439,7 +438,7 @@ class Contest:
     def _bets_of(self, label: str) -> Bets:
         """A checkpoint's bets, on all of its answers."""
         if label not in self._bets:
-            self._bets[label] = self._new_bets(label)
+            self._bets[label] = self.new_bets(label)
         bets = self._bets[label]
         if bets.columns is None and not self.side_by_side:
             bets.shared = self.sharing_of(label)
@@ -449,7 +448,8 @@ class Contest:
         bets.take(scores[bets.taken :])
         return bets
 
-    def _new_bets(self, label: str) -> Bets:
+    def new_bets(self, label: str) -> Bets:
+        """Return bets on a checkpoint's answers in its order of the questions, before any answer."""
         return Bets(self.questions, weights=self._weights_of(label), step=self.step)
 
     def _weights_of(self, label: str) -> Array | None:
@@ -480,7 +480,7 @@ class Contest:
         if not whole:
             return
         if label not in self._bets:
-            self._bets[label] = self._new_bets(label)
+            self._bets[label] = self.new_bets(label)
         bets = self._bets[label]
         if bets.columns is None:
             best = rivals[0] if rivals else whole[0]
@@ -493,7 +493,7 @@ class Contest:
         for label in whole:
             if label not in self._by_question:
                 mine = self.answered[label]
-                columns = np.stack([mine.score, _likely(mine)], axis=1)
+                columns = np.stack([mine.score, likely(mine)], axis=1)
                 places = np.argsort(self.order(label))
                 self._by_question[label] = columns[places]
         first = self._by_question[best]
@@ -520,15 +520,23 @@ class Contest:
         for other in sorted(others, key=self.mean, reverse=True):
             theirs = self.answered[other].score
             count = min(len(mine), len(theirs))
-            bets = self._new_bets(label)
+            bets = self.new_bets(label)
             bets.take(mine[:count] - theirs[:count])
             if bets.refutes(0.0, part):
                 return "behind"
         return "running"
 
-    def _count(self, label: str) -> int:
+    def count(self, label: str) -> int:
+        """Return how many questions a checkpoint was asked."""
         answers = self.answered.get(label, NOTHING)
         return len(answers.score)
+
+    def by_question(self, label: str) -> Array:
+        """Return a checkpoint's score of each of the N questions, shape (N,); NaN where it was not asked."""
+        scores = np.full(self.questions, np.nan)
+        asked = self.order(label)[: self.count(label)]
+        scores[asked] = self.answered[label].score
+        return scores
 
     def mean(self, label: str) -> float:
         """Return a checkpoint's mean score over the questions that it was asked so far.
@@ -536,7 +544,7 @@ class Contest:
         If questions have weights, this is an estimate of the weighted mean over all questions; it
         is exact once all were asked.
         """
-        return self._score(label, self._count(label))
+        return self._score(label, self.count(label))
 
     def _score(self, label: str, count: int) -> float:
         scores = self.answered[label].score
@@ -545,7 +553,7 @@ class Contest:
     def _worth(self, label: str, count: int) -> float:
         """The mean probability of the right answer, or else the score, in the first ``count`` answers."""
         answers = self.answered[label].first(count)
-        return self._estimate(label, _likely(answers))
+        return self._estimate(label, likely(answers))
 
     def _estimate(self, label: str, values: Array) -> float:
         """The mean over all questions, by the ``values`` of the first ones in a checkpoint's order."""
@@ -585,14 +593,14 @@ class Contest:
         """Labels with an answer: those that share most questions first, then by the ``value`` in these."""
         by_number = dict[int, list[str]]()
         for label in labels:
-            if self._count(label):
+            if self.count(label):
                 by_number.setdefault(self.sharing_of(label), []).append(label)
         ordered = list[str]()
         for number, alike in sorted(by_number.items(), reverse=True):
-            shared = min(number, *map(self._count, alike))
+            shared = min(number, *map(self.count, alike))
             values = dict[str, float]()
             for label in alike:
-                count = shared or self._count(label)
+                count = shared or self.count(label)
                 values[label] = -value(label, count)
             ordered += sorted(alike, key=values.__getitem__)
         return ordered
@@ -623,8 +631,8 @@ class Contest:
         return sorted(whole, key=self.mean, reverse=True)
 
 
-def _likely(scores: Scores) -> Array:
-    """The probabilities of the right answers, or the scores where there are none."""
+def likely(scores: Scores) -> Array:
+    """Return the probabilities of the right answers, or the scores where there are none."""
     is_unknown = np.isnan(scores.probability)
     return np.where(is_unknown, scores.score, scores.probability)
 
@@ -740,14 +748,14 @@ def run(
         known: Scores of the answers from an earlier run, from the checkpoint's first question on.
             They are used before anything is asked.
     """
-    begin = len(contest.answered.get(label, NOTHING).score)
+    begin = contest.count(label)
     more = known.at(np.arange(begin, max(begin, len(known.score))))
     contest.begin(label)
     standing: Standing = "running"
     if begin or len(more.score):
         standing = contest.add(label, more)
     while standing == "running":
-        begin = len(contest.answered.get(label, NOTHING).score)
+        begin = contest.count(label)
         end = min(begin + batch, contest.questions)
         standing = contest.add(label, ask(begin, end))
     return standing

@@ -648,11 +648,7 @@ class Entrant:
         self._file = folder / f"results_{date}.json"
         self._model = asking.model
         self._given = {**arguments, **seams.backend_arguments(asking.model_args)}
-        self._settings: dict[str, Any] = {}
-        if asking.batch_size is not None:
-            self._settings["batch_size"] = asking.batch_size
-        if asking.device is not None:
-            self._settings["device"] = asking.device
+        self._settings: dict[str, Any] = {**asking.of_model}
         self.live: Any = None
         self._lm: Any = None
         self._pinned = pinned

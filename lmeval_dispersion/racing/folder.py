@@ -28,6 +28,7 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.files import remove_parts, write_whole
 from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.output import progress_bar, say_above_progress
+from lmeval_dispersion.racing.arguments import How
 from lmeval_dispersion.racing.contest import Contest, Phase, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.kept import SCHEMA, SETTINGS, RaceResults, kept_race, race_results
@@ -117,7 +118,6 @@ class RaceFolder:
         allowance: The most that this command may ask, and what it has asked so far.
         more: Called to add probabilities to the answers to shared questions; None for
             :func:`shared.complete`.
-        forecast_said: Whether the forecast of the time has been printed, or is not wanted.
         named: Name and GGUF file of each checkpoint that the command names -> lm-eval's arguments
             for it. None if every checkpoint of the list may be loaded.
         patterns: Words of the command that could not be resolved to checkpoints.
@@ -139,14 +139,12 @@ class RaceFolder:
     kept: dict[str, Any] = field(default_factory=dict)
     allowance: Limits = field(default_factory=Limits)
     more: More | None = None
-    forecast_said: bool = False
     named: dict[tuple[str, str], Mapping[str, str]] | None = None
     patterns: list[str] = field(default_factory=list)
-    _bases_known: dict[tuple[str, str], dict[str, str]] | None = None
     left_out: dict[str, str] = field(default_factory=dict)
     margins: list[MarginAt] = field(default_factory=list)
     budget: int | None = None
-    _plan: Plan = field(default_factory=lambda: Plan((), 0))
+    _to_forecast: Plan | None = None  # until the forecast of the time was printed
 
     @classmethod
     def opened(cls, asking: Asking) -> RaceFolder:
@@ -271,7 +269,7 @@ class RaceFolder:
         self.named = dict(self.named or {})
         for given in arguments:
             self.named[what_loads(given)] = given
-        self._bases_known = None
+        vars(self).pop("_bases", None)
         for pattern in patterns:
             path = os.path.abspath(os.path.expanduser(pattern))
             self.patterns += [pattern.partition("@")[0], path]
@@ -313,13 +311,11 @@ class RaceFolder:
             return (name, file) in self._bases
         return any(fnmatch(name, pattern) for pattern in self.patterns)
 
-    @property
+    @cached_property
     def _bases(self) -> dict[tuple[str, str], dict[str, str]]:
         """The bases that the configurations of named adapters name."""
-        if self._bases_known is None:
-            bases = [base_of(given) for given in (self.named or {}).values()]
-            self._bases_known = {what_loads(base): base for base in bases if base}
-        return self._bases_known
+        bases = [base_of(given) for given in (self.named or {}).values()]
+        return {what_loads(base): base for base in bases if base}
 
     @property
     def _model_args(self) -> dict[str, str]:
@@ -415,34 +411,6 @@ class RaceFolder:
             names[entry.label] = name
         return names
 
-    def contest(
-        self,
-        *,
-        error: float,
-        margin: float,
-        top: int,
-        engine: bool,
-    ) -> Contest:
-        """Return the state of this race before any answer, as a `Contest`.
-
-        It holds the order of the turns that began in earlier commands.
-
-        Args:
-            error: Largest probability of a wrong outcome.
-            margin: The smallest difference in score that counts.
-            top: Number of best checkpoints wanted.
-            engine: Whether an engine (ray) runs the checkpoints at the same time, so that they do
-                not take turns.
-        """
-        raced = len(self.raced) if engine else 0
-        return contest_of(
-            self.kept,
-            error=error,
-            margin=margin,
-            top=top,
-            side_by_side=raced,
-        )
-
     def run(self, contest: Contest, plan: Plan, *, quiet: bool) -> None:
         """Ask all checkpoints the shared questions, then race them one after the other.
 
@@ -454,8 +422,7 @@ class RaceFolder:
         Raises:
             DispersionError: Checkpoints fail in the same way, or an answer cannot be written.
         """
-        self.forecast_said = quiet
-        self._plan = plan
+        self._to_forecast = None if quiet else plan
         self.margins = margins_of(self.kept, contest)
         deleted = list[Entry]()
         entries = dict[str, Entry]()
@@ -561,10 +528,10 @@ class RaceFolder:
             start = time.perf_counter()
             is_first = not contest.answered
             scores = entrant.ask(begin, end, more)
-            if is_first and not self.forecast_said:
+            if is_first and self._to_forecast:
                 asking = (time.perf_counter() - start - entrant.loading) / (end - begin)
-                say_above_progress(self._plan.forecast(entrant.loading, asking))
-            self.forecast_said = True
+                say_above_progress(self._to_forecast.forecast(entrant.loading, asking))
+            self._to_forecast = None
             return scores
 
         try:
@@ -760,32 +727,25 @@ class RaceFolder:
         )
 
 
-def contest_of(
-    kept: Mapping[str, Any],
-    *,
-    error: float,
-    margin: float,
-    top: int = 1,
-    side_by_side: int = 0,
-) -> Contest:
+def contest_of(kept: Mapping[str, Any], how: How, *, side_by_side: int = 0) -> Contest:
     """Return the state before any answer of the race that ``race.json`` describes.
+
+    Checkpoints whose turn began in an earlier command are entered in it.
 
     Args:
         kept: Content of ``race.json``.
-        error: Largest probability of a wrong outcome.
-        margin: The smallest difference in score that counts.
-        top: Number of best checkpoints wanted.
+        how: The error, the margin and the number of best checkpoints wanted.
         side_by_side: Number of checkpoints, if several race at the same time; 0 if they take turns.
     """
     count = len(kept["drawn"])
     weights = kept.get("weights")
     contest = Contest(
         count,
-        error,
-        margin,
+        how.error,
+        how.margin,
         kept["seed"],
         side_by_side=side_by_side,
-        top=top,
+        top=how.top,
         step=kept.get("step", STEP),
         split=kept.get("split", 0),
         weights=np.array(weights) if weights else None,

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
@@ -19,7 +20,7 @@ from lmeval_screener.result.result import Result
 from lmeval_screener.screened import Failed
 from lmeval_screener.screening.arguments import ScreenArguments
 from lmeval_screener.screening.run import Screening
-from lmeval_screener.screening.selection import query_of, select
+from lmeval_screener.screening.selection import Selected, query_of, select
 from lmeval_screener.shortlist.accuracies import Accuracies, Rated
 from lmeval_screener.shortlist.choice import shortlist
 from lmeval_screener.shortlist.loading import with_base
@@ -185,33 +186,49 @@ def _base_entry(base: Mapping[str, str]) -> Entry:
     return Entry(f"{label} (base)", {**base, "peft": ""}, None, "base")
 
 
-class Named(NamedTuple):
+@dataclass(frozen=True)
+class Named:
     """The checkpoints that a command names.
 
     Attributes:
         words: The names as given, or the labels of the screening.
+        family: Name of a family of checkpoints that are named too; None without one.
         screened: The screening, if one was given in place of names.
         manifest: Content of ``manifest.json`` in the folder of a short list or of a race that was
             named; empty without one.
     """
 
     words: Sequence[str]
+    family: str | None = None
     screened: Result | None = None
-    manifest: Mapping[str, Any] = MappingProxyType({})
+    manifest: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, checkpoints: str | Path | Iterable[str | Path] | Result) -> Named:
-        """Return the checkpoints that a command's argument ``checkpoints`` names.
+    def of(
+        cls,
+        checkpoints: str | Path | Iterable[str | Path] | Result,
+        family: str | None = None,
+    ) -> Named:
+        """Return the checkpoints that a command's argument ``checkpoints`` and its ``family`` name.
 
         Raises:
             UsageError: A single folder is named, and the manifest in it cannot be read.
         """
         if isinstance(checkpoints, Result):
-            return cls([c.label for c in checkpoints.checkpoints], checkpoints)
+            return cls([c.label for c in checkpoints.checkpoints], family, checkpoints)
         if isinstance(checkpoints, str | os.PathLike):
             checkpoints = [checkpoints]
         words = [os.fspath(place) for place in checkpoints]
-        return cls(words, None, _manifest_in(words))
+        return cls(words, family, manifest=_manifest_in(words))
+
+    @cached_property
+    def selection(self) -> Selected:
+        """The checkpoints of the words and the family; a list or a listing is read once.
+
+        Raises:
+            DispersionError: The names cannot be listed, for example without a connection.
+        """
+        return select(ScreenArguments(self.words, family=self.family))
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -226,11 +243,10 @@ class Named(NamedTuple):
         """The tasks that the manifest names; empty without a manifest."""
         return shortlist_manifest(self.manifest, self.words[0]).tasks if self.manifest else ()
 
-    def arguments(self, family: str | None, *, taken: bool) -> dict[str, dict[str, str]]:
+    def arguments(self, *, taken: bool) -> dict[str, dict[str, str]]:
         """Return lm-eval's arguments for loading each named checkpoint, by name, before any screen.
 
         Args:
-            family: Name of a family of checkpoints to add; None to add none.
             taken: Whether the words are names that a server knows, and are taken as they are.
 
         Raises:
@@ -248,8 +264,7 @@ class Named(NamedTuple):
             return {c.target.name: self.arguments_of(c) for c in self.candidates}
         if taken:
             return {name: {"model": name} for name in self.words}
-        selection = select(ScreenArguments(self.words, family=family))
-        return {str(target.name): target.arguments() for target in selection.targets}
+        return {str(target.name): target.arguments() for target in self.selection.targets}
 
     def check_there(self, *, all_of_them: bool) -> None:
         """Check that the named folders exist, before anything is loaded for them.
@@ -337,7 +352,7 @@ def lineup(
         return Lineup(_entries(named, named.candidates, which), manifest=dict(named.manifest))
     if which.all and named.screened is None:
         _check_unscreened(which)
-        return all_named(named.words, which.family, api=api)
+        return all_named(named, api=api)
     notes = list[str]()
     screened = named.screened
     if screened is None:
@@ -346,8 +361,7 @@ def lineup(
     if not screened.checkpoints and screened.of_base:
         # Adapters whose rows say nothing, even if their base cannot be read here: all are asked.
         names = [failure.target.name for failure in screened.of_base]
-        taken = all_named(names, None, api=api)
-        return taken._replace(failed=failed)
+        return all_named(Named(names), api=api)._replace(failed=failed)
     # Next to others, an adapter whose base cannot be read fails as any that cannot be screened.
     failed = (*failed, *screened.of_base)
     if not screened.checkpoints:
@@ -361,6 +375,12 @@ def lineup(
     )
     entries = _entries(named, _in_order(content), which)
     return Lineup(entries, notes, content, failed=failed, bytes=_bytes(entries, screened))
+
+
+def choice_of(which: Which) -> dict[str, Any]:
+    """Return the options that say which checkpoints race, by name, as ``race.json`` keeps them."""
+    names = ("family", "domain", "base", "all", "audit_sample")
+    return {name: getattr(which, name) for name in names}
 
 
 def _check_unscreened(which: Which) -> None:
@@ -388,12 +408,12 @@ def _screened(
         tasks=task or None,
         domain=which.domain,
         base=which.base,
-        family=which.family,
+        family=named.family,
     )
     with progress_bar() as update:
         run = Screening(arguments, answers)
         run.on_done = lambda outcome, done, count: update(done, count, outcome.label)
-        screened = run.result(select(arguments))
+        screened = run.result(named.selection)
     if answers is None or not screened.checkpoints:
         return screened, []
     resolution = screened.checkpoints[0].resolution
@@ -530,29 +550,22 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
     return AnswerSet(name, tasks_in(tasks), about=about, answers=dict(answers))
 
 
-def all_named(
-    names: Sequence[str],
-    family: str | None = None,
-    *,
-    api: bool,
-    chosen: str = "named",
-) -> Lineup:
+def all_named(named: Named, *, api: bool) -> Lineup:
     """Return a list of all named checkpoints, in the order named.
 
     Args:
-        names: The names.
-        family: Name of a family of checkpoints to add; None to add none.
+        named: The named checkpoints.
         api: Whether the names are those by which a server knows its models.
-        chosen: Why the checkpoints race, as in :class:`Entry`.
 
     Raises:
         UsageError: A name is not that of a checkpoint, such as a folder that does not exist, or is
             a pattern of revisions.
     """
-    if api and not family:
-        entries = [Entry(name, {"model": name}, None, chosen) for name in dict.fromkeys(names)]
+    if api and not named.family:
+        names = dict.fromkeys(named.words)
+        entries = [Entry(name, {"model": name}, None, "named") for name in names]
         return Lineup(entries, by="block")
-    targets = labelled(select(ScreenArguments(names, family=family)).targets)
+    targets = labelled(named.selection.targets)
     for target in targets:
         if target.refused:
             raise UsageError(target.refused[1])
@@ -560,7 +573,7 @@ def all_named(
             raise UsageError(
                 f"expected single revisions of {target.name}, got a pattern; name each revision"
             )
-    entries = [Entry(target.label, target.arguments(), None, chosen) for target in targets]
+    entries = [Entry(target.label, target.arguments(), None, "named") for target in targets]
     return Lineup(entries, by="block")
 
 
@@ -768,8 +781,7 @@ class Plan:
             ask: Seconds that asking it a question takes.
         """
         few, many = self.expected
-        seconds = self.loads * load + many * ask
-        time = f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+        time = time_words(self.loads * load + many * ask)
         shares = ""
         if self.checkpoints < len(self.entries):
             shares = f" (for {counted(self.checkpoints, 'checkpoint')}; adapters share their base)"
@@ -778,6 +790,15 @@ class Plan:
             f"The race will take up to about {time}: {counted(self.loads, 'model load')}{shares} and "
             f"{questions} questions."
         )
+
+
+def time_words(seconds: float) -> str:
+    """Return a time as text, such as ``40 s``, ``12 min`` or ``3 h``."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 7200:
+        return f"{round(seconds / 60)} min"
+    return f"{round(seconds / 3600)} h"
 
 
 def _missing(counts: Sequence[int], upto: int) -> int:

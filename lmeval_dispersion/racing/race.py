@@ -12,8 +12,8 @@ from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
 from lmeval_dispersion.racing.arguments import How, Racing
 from lmeval_dispersion.racing.contest import Contest, Phase
-from lmeval_dispersion.racing.folder import Limits, RaceFolder, begun_in_run
-from lmeval_dispersion.racing.lineup import Lineup, Named, Plan, lineup, questions_of
+from lmeval_dispersion.racing.folder import Limits, RaceFolder, begun_in_run, contest_of
+from lmeval_dispersion.racing.lineup import Lineup, Named, Plan, choice_of, lineup, questions_of
 from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.report.cells import shown
 
@@ -79,7 +79,7 @@ def ended_race(racing: Racing) -> Ended:
             replay.demo(racing.seed, error=racing.error, margin=racing.margin, top=racing.top)
         )
     _check_engine(racing)
-    named = Named.of(racing.checkpoints)
+    named = Named.of(racing.checkpoints, racing.family)
     if not named.words and not racing.family:
         raise UsageError(
             "expected checkpoints to race, got none; name a folder of checkpoints, ORG/NAME or a "
@@ -101,12 +101,8 @@ def ended_race(racing: Racing) -> Ended:
         return Ended(folder.result(contest, time.perf_counter() - start, plan.words(size)))
     with folder.alone():
         _keep(folder, line, plan, racing)
-        contest = folder.contest(
-            error=racing.error,
-            margin=racing.margin,
-            top=racing.top,
-            engine=bool(racing.engine),
-        )
+        side_by_side = len(folder.raced) if racing.engine else 0
+        contest = contest_of(folder.kept, racing, side_by_side=side_by_side)
         stopped = _asked(folder, contest, plan, racing)
     if folder.failed and not contest.answered:
         label, reason = next(iter(folder.failed.items()))
@@ -134,9 +130,6 @@ def check_settings(racing: Racing) -> None:
     ranges = {
         "error": (0 < racing.error < 1, "above 0 and below 1"),
         "margin": (0 <= racing.margin < 1, "from 0 to below 1"),
-        "seed": (racing.seed >= 0, "at least 0"),
-        "limit": (racing.limit is None or racing.limit >= 1, "at least 1"),
-        "top": (racing.top >= 1, "at least 1"),
     }
     for name, (is_inside, wanted) in ranges.items():
         if not is_inside:
@@ -196,19 +189,13 @@ def _lined_up(folder: RaceFolder, named: Named, racing: Racing) -> _Line:
     arguments: dict[str, dict[str, str]] = {}
     try:
         taken = racing.all and folder.api and not racing.family
-        arguments = named.arguments(racing.family, taken=taken)
+        arguments = named.arguments(taken=taken)
     except DispersionError:  # no checkpoint joins while the names cannot be listed
         if not folder.kept:
             raise
         unlisted = [] if racing.family else [*named.words]
     folder.name([*arguments.values()], unlisted)
-    which = {
-        "family": racing.family,
-        "domain": racing.domain,
-        "base": racing.base,
-        "all": racing.all,
-        "audit_sample": racing.audit_sample,
-    }
+    which = choice_of(racing)
     shared = not racing.engine and racing.answers is None
     is_known = which == folder.kept.get("which")
     if is_known and not folder.lacks([*arguments.values()]):

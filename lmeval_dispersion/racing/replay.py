@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
@@ -17,7 +16,8 @@ from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.logs.judging import correctness
 from lmeval_dispersion.output import progress_bar
-from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores, phases, run
+from lmeval_dispersion.racing.arguments import How
+from lmeval_dispersion.racing.contest import Contest, Scores, phases, run
 from lmeval_dispersion.racing.folder import (
     changes_since_begun,
     contest_of,
@@ -62,12 +62,9 @@ from lmeval_dispersion.store.samples import is_logged, read_logged
 from lmeval_dispersion.store.sanity import (
     Fingerprints,
     Logged,
-    equal_answers,
-    equal_answers_clause,
     failure,
     finite_score,
-    renumbered,
-    renumbered_clause,
+    pair_doubts,
 )
 
 if TYPE_CHECKING:
@@ -372,35 +369,16 @@ def _failure(store: Store) -> str:
 def _doubts(stores: Sequence[Store], shared: Sequence[pd.DataFrame]) -> list[str]:
     """Notes of the sanity pass: on each model, and on pairs by the ``shared`` documents, in one order."""
     notes = []
-    prints = dict[str, Fingerprints]()
+    runs = []
     for store, documents in zip(stores, shared, strict=True):
         known = store.documents.dropna(subset="correct")
-        log = Logged(
-            tasks=known["task"].tolist(),
-            log_probabilities=known["logprobs"].tolist(),
-            predictions=known["prediction"].tolist(),
-            targets=known["target"].tolist(),
-            scores=known["correct"].to_numpy(float),
-        )
+        log = Logged.of(known, known["correct"].to_numpy(float))
         clauses = log.doubts() + log.remarks()
         notes += [f"{store.model}: {clause}." for clause in clauses]
         scores = documents["correct"].to_numpy(float)
-        prints[store.model] = Fingerprints.of(documents["logprobs"].tolist(), scores)
-    for one, other in combinations(prints, 2):
-        equal, telling = equal_answers(prints[one], prints[other])
-        if equal:
-            notes.append(f"{one} and {other}: {equal_answers_clause(equal, telling)}.")
-    hashes = _hashes(stores[0])
-    for store in stores[1:]:
-        moved = renumbered(hashes, _hashes(store))
-        if moved:
-            notes.append(f"{store.model}: {renumbered_clause(moved)}.")
-    return notes
-
-
-def _hashes(store: Store) -> dict[tuple[str, int], str]:
-    columns = store.documents[["task", "doc_id", "doc_hash"]].dropna()
-    return {(task, doc_id): text for task, doc_id, text in columns.itertuples(index=False)}
+        prints = Fingerprints.of(documents["logprobs"].tolist(), scores)
+        runs.append((store.model, prints, store.documents))
+    return [*notes, *pair_doubts(runs)]
 
 
 def _judged_by(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -417,22 +395,14 @@ def _judged_by(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return sentences
 
 
-def judged(
-    place: str,
-    *,
-    error: float,
-    margin: float,
-    top: int = 1,
-) -> Race | None:
+def judged(place: str, how: How) -> Race | None:
     """Return the result of a race, judged by the answers in its folder; no model is loaded.
 
     A checkpoint that would have to be asked more questions is undecided.
 
     Args:
         place: The folder.
-        error: Largest probability of a wrong outcome.
-        margin: The smallest difference in score that counts.
-        top: Number of best checkpoints wanted.
+        how: The error, the margin and the number of best checkpoints wanted.
 
     Returns:
         The race; None if the folder has no race, or one of an older version.
@@ -447,19 +417,13 @@ def judged(
     if "schema" not in kept:
         return None
     entries = kept["checkpoints"]
-    contest = contest_of(
-        kept,
-        error=error,
-        margin=margin,
-        top=top,
-    )
+    contest = contest_of(kept, how)
     answers = _answers_in(path, contest, kept["drawn"])
     labels = _held(contest, entries, answers.known)
     if kept["turns"]:
         for label in contest.turns(labels, cut=may_cut(entries)):
             known = answers.known[label]
-            begin = len(contest.answered.get(label, NOTHING).score)
-            contest.add(label, known.at(np.arange(begin, len(known.score))))
+            contest.add(label, known.at(np.arange(contest.count(label), len(known.score))))
     notes = [
         *kept["notes"],
         *deleted_note(contest),
@@ -697,7 +661,7 @@ def _rows(recorded: Recorded, races: Sequence[Contest]) -> list[Replayed]:
     named = Counter(contest.named[0] for contest in races)
     rows = []
     for label, mine in recorded.answers.items():
-        asked = [len(contest.answered.get(label, NOTHING).score) for contest in races]
+        asked = [contest.count(label) for contest in races]
         share = float(np.mean(asked)) / len(mine.score)
         rows.append(Replayed(label, recorded.mean(label), named[label], share))
     return sorted(rows, key=lambda row: (-row.score, -row.named, row.label))

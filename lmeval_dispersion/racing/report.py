@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lmeval_dispersion.evidence import CUT, LOST
 from lmeval_dispersion.harness.failures import as_their_base
 from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
-from lmeval_dispersion.racing.lineup import Entry
+from lmeval_dispersion.racing.lineup import Entry, time_words
 from lmeval_dispersion.racing.rule import SHARED
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.cells import short_names
@@ -361,9 +361,7 @@ class Race(Report):
             sentences.append(f"The best {len(self.top)}: {listed(self.top)}.")
         saved = self._saved()
         if saved > 90:
-            time = f"{saved / 60:.0f} min"
-            if saved >= 7200:
-                time = f"{saved / 3600:.0f} h"
+            time = time_words(saved)
             sentences.append(f"Asking all checkpoints everything would take about {time} more.")
         sentences.append(self._base_sentence())
         sampled = self._sampled()
@@ -385,11 +383,7 @@ class Race(Report):
         """How many checkpoints and questions it took, and how long."""
         raced = "raced" if self.seconds is None else "loaded"  # of recorded answers nothing is
         part = None if self.budget is None else self._racing * self.questions_each
-        time = ""
-        if self.seconds:
-            time = f", {self.seconds:.0f} s"
-            if self.seconds > 90:
-                time = f", {self.seconds / 60:.0f} min"
+        time = f", {time_words(self.seconds)}" if self.seconds else ""
         return (
             f"{self.loaded} of {count(self.of, 'checkpoint')} {raced}, "
             f"{asked_words(self.questions, self.questions_all, part)}{time}."
@@ -775,11 +769,8 @@ def unit_scores(
             returns the number of scores and their mean for each unit.
     """
     rows = list[UnitScore]()
-    for label, answers in contest.answered.items():
-        scores = np.full(contest.questions, np.nan)
-        asked = contest.order(label)[: len(answers.score)]
-        scores[asked] = answers.score
-        for unit, (number, score) in by_unit(scores).items():
+    for label in contest.answered:
+        for unit, (number, score) in by_unit(contest.by_question(label)).items():
             if number:
                 rows.append(UnitScore(unit, label, number, score))
     units = list(dict.fromkeys(row.unit for row in rows))
@@ -805,15 +796,11 @@ def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str
 
 def _best_there(contest: Contest, label: str, best: str | None) -> float | None:
     """The best one's mean over those of another's questions that it was asked; None for the best itself."""
-    count = len(contest.answered.get(label, NOTHING).score)
+    count = contest.count(label)
     if best is None or best == label or not count:
         return None
-    scores = contest.answered[best].score
-    by_question = np.full(contest.questions, np.nan)
-    asked_best = contest.order(best)[: len(scores)]
-    by_question[asked_best] = scores
     asked = contest.order(label)[:count]
-    there = by_question[asked]
+    there = contest.by_question(best)[asked]
     known = there[~np.isnan(there)]
     return float(known.mean()) if len(known) else None
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import progress_bar
-from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
+from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.folder import LINES, progress, take_out
 from lmeval_dispersion.racing.rule import SHARED
 
@@ -136,7 +136,7 @@ def _scheduler(
                     raise
             if label in folder.failed:
                 return self.STOP
-            known = max(0, len(contest.answered.get(label, NOTHING).score) - result["begin"])
+            known = max(0, contest.count(label) - result["begin"])
             scores = result["scores"]
             folder.allowance.asked += len(scores.score) - known
             more = Scores(scores.score[known:], scores.probability[known:])

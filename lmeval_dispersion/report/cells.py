@@ -82,9 +82,7 @@ def number(value: Any) -> int | float | None:
 
 def visible_rows(table: Table) -> Sequence[Row]:
     """Return the rows of a table that the terminal and Markdown show."""
-    if not table.excerpt:
-        return table.rows
-    return [table.rows[place] for place in table.excerpt]
+    return [row for _, row in visible_lines(table) if row is not None]
 
 
 def visible_lines(table: Table) -> list[tuple[str, Row | None]]:

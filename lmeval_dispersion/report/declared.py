@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lmeval_dispersion.errors import MissingExtraError, UnknownNameError, UsageError
+from lmeval_dispersion.errors import MissingExtraError, UnknownNameError, UsageError, shortened
+from lmeval_dispersion.errors import count as count
 from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.report.cells import json_value, public_fields, shown
 from lmeval_dispersion.report.document import (
@@ -235,11 +236,7 @@ class Report:
     def __repr__(self) -> str:
         document = self.document()
         lines = [f"<{type(self).__name__}> {document.title}"]
-        for sentence in document.answer:
-            line = " ".join(sentence.split())
-            if len(line) > _LINE:
-                line = f"{line[: _LINE - 1]}…"
-            lines.append(line)
+        lines += [shortened(sentence, _LINE) for sentence in document.answer]
         return "\n  ".join(lines)
 
 
@@ -372,17 +369,6 @@ def listed(items: Sequence[Any], last: str = "and") -> str:
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} {last} {words[-1]}"
-
-
-def count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun, in the singular or the plural.
-
-    >>> count(1, "text"), count(1200, "text"), count(2, "query", "queries")
-    ('1 text', '1,200 texts', '2 queries')
-    """
-    if number != 1:
-        noun = plural or f"{noun}s"
-    return f"{number:,} {noun}"
 
 
 def some(names: Sequence[str], most: int = 5) -> str:

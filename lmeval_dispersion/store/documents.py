@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import HarnessError, first_line
+from lmeval_dispersion.errors import HarnessError, count, first_line
 from lmeval_dispersion.files import hashed
 from lmeval_dispersion.logs.files import Line, number_of, read_lines, writable
 from lmeval_dispersion.store.format import scalar_fields
@@ -140,7 +140,7 @@ def read_samples(
     for samples in unnamed.values():
         if len(samples) % len(names):
             last = samples[-1]
-            lines = "1 line" if len(samples) == 1 else f"{len(samples)} lines"
+            lines = count(len(samples), "line")
             raise HarnessError(
                 f"{last.place}: document {last.doc_id} has {lines}, but the task has "
                 f"{len(names)} filters ({', '.join(names)}); run lm-eval again"

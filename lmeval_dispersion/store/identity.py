@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmeval_dispersion.errors import MixedStoresError
+from lmeval_dispersion.errors import MixedStoresError, shortened
 from lmeval_dispersion.files import hashed
 
 Identity = Mapping[str, str]
@@ -136,7 +136,7 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
     """
     first_place, first = parts[0]
     for place, manifest in parts[1:]:
-        differing = _differences(first, manifest, ("model", "revision"))
+        differing = differences(first, manifest, ("model", "revision"))
         a = first.get("identity")
         b = manifest.get("identity")
         if not differing and (a is None) != (b is None):
@@ -146,7 +146,7 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
                 "cannot be compared with that of the other stores; read this store alone, or evaluate "
                 "the model again"
             )
-        differing |= _differences(a or {}, b or {}, (*MODEL_KEYS, *RUN_KEYS))
+        differing |= differences(a or {}, b or {}, (*MODEL_KEYS, *RUN_KEYS))
         if differing:
             raise MixedStoresError(
                 f"the stores in {first_place.name} and {place.name} differ in "
@@ -199,7 +199,7 @@ def prompt_differences(
             ours = by_task.get(task.removesuffix(SUFFIX), {UNKNOWN: "no such task"})
             if ours.get(UNKNOWN) or theirs.get(UNKNOWN):
                 continue  # samples without results
-            prompts |= _differences(ours, theirs, (*RUN_KEYS, *TASK_KEYS))
+            prompts |= differences(ours, theirs, (*RUN_KEYS, *TASK_KEYS))
     template: Differences = {}
     if "chat_template" in prompts and _model_differences(first, other).keys() - {"dtype"}:
         template["chat_template"] = prompts.pop("chat_template")
@@ -210,8 +210,8 @@ def _model_differences(first: Sequence[StorePart], other: Sequence[StorePart]) -
     a = first[0][1].get("identity") or {}
     b = other[0][1].get("identity") or {}
     if _models_known(a, b):
-        return _differences(a, b, MODEL_KEYS)
-    return _differences(first[0][1], other[0][1], ("model",))
+        return differences(a, b, MODEL_KEYS)
+    return differences(first[0][1], other[0][1], ("model",))
 
 
 def _models_known(a: Identity, b: Identity) -> bool:
@@ -233,13 +233,13 @@ def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
     return joint
 
 
-def _differences(a: Identity, b: Identity, keys: Sequence[str]) -> Differences:
-    """Key -> both values, for keys with different values; a missing value is ``none``."""
-    differences = {}
+def differences(a: Identity, b: Identity, keys: Sequence[str]) -> Differences:
+    """Return both values of each of the ``keys`` whose values differ; a missing value is ``none``."""
+    differing = {}
     for key in keys:
         if a.get(key) != b.get(key):
-            differences[key] = (a.get(key, "none"), b.get(key, "none"))
-    return differences
+            differing[key] = (a.get(key) or "none", b.get(key) or "none")
+    return differing
 
 
 def shown_differences(differing: Differences) -> str:
@@ -248,12 +248,8 @@ def shown_differences(differing: Differences) -> str:
     >>> shown_differences({"dtype": ("float32", "bfloat16"), "num_fewshot": ("0", "5")})
     'dtype (float32 and bfloat16), num_fewshot (0 and 5)'
     """
-
-    def short(value: object) -> str:
-        text = str(value)
-        return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
-
     parts = []
-    for key, (a, b) in differing.items():
-        parts.append(f"{key} ({short(a)} and {short(b)})")
+    for key, values in differing.items():
+        a, b = (shortened(str(value), _SHOWN) for value in values)
+        parts.append(f"{key} ({a} and {b})")
     return ", ".join(parts)

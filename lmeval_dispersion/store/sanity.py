@@ -10,13 +10,19 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import combinations
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.errors import count
 from lmeval_dispersion.statistics import wilson
 from lmeval_dispersion.store.format import CORRECT_ABOVE
+from lmeval_dispersion.store.identity import SUFFIX
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -91,8 +97,7 @@ def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
     is_score = np.isfinite(scores)
     if is_score.all():
         return ""
-    count = int((~is_score).sum())
-    questions = "1 question has" if count == 1 else f"{count:,} questions have"
+    questions = count(int((~is_score).sum()), "question has", "questions have")
     return f"{questions} no finite score; {NOT_FINITE_ADVICE}"
 
 
@@ -106,7 +111,7 @@ def not_finite_sentence(documents: int) -> str:
     "the log-probabilities of 1 question are not finite; check that the model's weights are not \
 damaged, or try model_args dtype=float32"
     """
-    questions = "1 question" if documents == 1 else f"{documents:,} questions"
+    questions = count(documents, "question")
     return f"the log-probabilities of {questions} are not finite; {NOT_FINITE_ADVICE}"
 
 
@@ -216,6 +221,17 @@ class Logged:
     targets: Sequence[object]
     scores: Array
 
+    @classmethod
+    def of(cls, documents: pd.DataFrame, scores: Array) -> Logged:
+        """Return what a run logged of some documents of its store, with their ``scores`` (n,)."""
+        return cls(
+            tasks=documents["task"].tolist(),
+            log_probabilities=documents["logprobs"].tolist(),
+            predictions=documents["prediction"].tolist(),
+            targets=documents["target"].tolist(),
+            scores=scores,
+        )
+
     def doubts(self) -> list[str]:
         """Return clauses on answers that suggest a mistake in the run rather than a weak model.
 
@@ -260,7 +276,7 @@ class Logged:
                 clauses.append(f"in {task}: {clause}")
         more = len(clauses) - _SHOWN
         if more > 0:
-            doubts = "1 more doubt" if more == 1 else f"{more} more doubts"
+            doubts = count(more, "more doubt")
             verb = "is" if more == 1 else "are"
             clauses[_SHOWN:] = [f"{doubts} about single tasks {verb} not shown"]
         return clauses
@@ -463,15 +479,6 @@ class Fingerprints:
             fine[rows] = _beyond_half_precision(values)
         return cls(codes, telling, fine, scores)
 
-    def at(self, rows: NDArray[np.int64]) -> Fingerprints:
-        """Return the fingerprints of the documents at ``rows``, which are indices of shape (k,)."""
-        return Fingerprints(
-            codes=self.codes[rows],
-            telling=self.telling[rows],
-            fine=self.fine[rows],
-            scores=self.scores[rows],
-        )
-
 
 def equal_answers(first: Fingerprints, second: Fingerprints) -> tuple[int, int]:
     """Count the documents with equal log-probabilities in two runs, and all that were compared.
@@ -502,50 +509,50 @@ def equal_answers(first: Fingerprints, second: Fingerprints) -> tuple[int, int]:
     return count, compared
 
 
-def equal_answers_clause(equal: int, telling: int) -> str:
-    """Return a clause on documents with equal log-probabilities in two runs, and the likely causes.
+def pair_doubts(runs: Sequence[tuple[str, Fingerprints, pd.DataFrame]]) -> Iterator[str]:
+    """Yield sentences on doubts about several runs, each compared with the others.
 
-    ``equal`` and ``telling`` are the numbers of :func:`equal_answers`, the first above 0.
+    Args:
+        runs: For each run its name, the fingerprints of the documents that all runs share (in one
+            order), and all its documents.
     """
-    documents = f"all {telling:,}" if equal == telling else f"{equal:,} of {telling:,}"
-    return (
-        f"the log-probabilities of {documents} documents are equal to the last digit: the models "
-        "are copies or share a cache (use_cache), an adapter was not applied, or a server answers "
-        "unknown names with its default model"
-    )
+    for (one, first, _), (other, second, _) in combinations(runs, 2):
+        equal, telling = equal_answers(first, second)
+        if equal:
+            documents = f"all {telling:,}" if equal == telling else f"{equal:,} of {telling:,}"
+            yield (
+                f"{one} and {other}: the log-probabilities of {documents} documents are equal to "
+                "the last digit: the models are copies or share a cache (use_cache), an adapter "
+                "was not applied, or a server answers unknown names with its default model."
+            )
+    for name, _, documents_of_run in runs[1:]:
+        count = renumbered(runs[0][2], documents_of_run)
+        if count:
+            have = f"{count:,} documents have different numbers"
+            if count == 1:
+                have = "1 document has a different number"
+            yield (
+                f"{name}: {have} than in the first run, because lm-eval up to 0.4.13 numbers "
+                "documents wrongly where `--samples` lists them unsorted (its issue 4084)."
+            )
 
 
-def renumbered(first: Mapping[tuple[str, int], str], second: Mapping[tuple[str, int], str]) -> int:
-    """Return how many documents have different numbers in two runs.
+def renumbered(first: pd.DataFrame, second: pd.DataFrame) -> int:
+    """Return how many documents have different numbers in two runs, given the runs' documents.
 
     Documents are recognised by their hash; hashes that several documents of a task have are left
-    out. Each argument maps a task and a document's number to the document's hash.
+    out.
     """
-    others = _unique(second)
-    count = 0
-    for key, number in _unique(first).items():
-        if others.get(key, number) != number:
-            count += 1
-    return count
+    key = ["task", "doc_hash"]
+    both = _with_own_hash(first).merge(_with_own_hash(second), on=key)
+    return int((both["doc_id_x"] != both["doc_id_y"]).sum())
 
 
-def renumbered_clause(documents: int) -> str:
-    """Return a clause on how many documents have other numbers than in the first run, and why."""
-    have = f"{documents:,} documents have different numbers"
-    if documents == 1:
-        have = "1 document has a different number"
-    return (
-        f"{have} than in the first run, because lm-eval up to 0.4.13 numbers documents wrongly "
-        "where `--samples` lists them unsorted (its issue 4084)"
-    )
-
-
-def _unique(hashes: Mapping[tuple[str, int], str]) -> dict[tuple[str, str], int]:
-    """(task, hash) -> number, of the hashes that one document of the task has."""
-    numbers = defaultdict[tuple[str, str], list[int]](list)
-    for (task, number), text in hashes.items():
-        numbers[task, text].append(number)
-    return {key: known[0] for key, known in numbers.items() if len(known) == 1}
+def _with_own_hash(documents: pd.DataFrame) -> pd.DataFrame:
+    """Task, number and hash of the documents whose hash no other document of the task has."""
+    hashes = documents[["task", "doc_id", "doc_hash"]].dropna()
+    hashes = hashes.assign(task=hashes["task"].str.removesuffix(SUFFIX))
+    return hashes.drop_duplicates(["task", "doc_hash"], keep=False)
 
 
 def _beyond_half_precision(values: Array) -> Flags:

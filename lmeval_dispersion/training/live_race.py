@@ -28,18 +28,18 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-import numpy as np
 import torch.distributed as dist
 from lmeval_screener.tokens.answers import tasks_in
 
 from lmeval_dispersion.asking import ERROR, Asking
 from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.harness.seams import free_memory, halve_batch, live_lm
-from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
+from lmeval_dispersion.racing.arguments import Which
+from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores, likely
 from lmeval_dispersion.racing.evaluation import Entrant
 from lmeval_dispersion.racing.folder import RaceFolder, race_name
 from lmeval_dispersion.racing.kept import kept_race
-from lmeval_dispersion.racing.lineup import Entry, Lineup
+from lmeval_dispersion.racing.lineup import Entry, Lineup, choice_of, time_words
 from lmeval_dispersion.racing.rule import FINE, Bets
 
 T = TypeVar("T")
@@ -47,8 +47,6 @@ _WARMING = 2  # questions that are asked before the clock starts
 _TIMED = 8
 #: Part of the questions that two saves are taken to answer differently, for the forecast alone.
 _DISAGREEMENT = 0.2
-#: The settings of `dispersion race RUN` without options, which then goes on without a screen.
-_WHICH = {"family": None, "domain": None, "base": None, "all": False, "audit_sample": 0}
 
 
 class Place(NamedTuple):
@@ -127,8 +125,7 @@ class Standings:
 
         def height(step: int) -> tuple[float, float]:
             scores = self.contest.answered[str(step)]
-            likely = np.where(np.isnan(scores.probability), scores.score, scores.probability)
-            return self.score(step), float(likely.mean())
+            return self.score(step), float(likely(scores).mean())
 
         return max(steps, key=height)
 
@@ -174,10 +171,7 @@ class Standings:
 
     def _bets(self, step: int, other: int) -> Bets:
         """Bets that a save's mean score is not so much higher than another's."""
-        weights = self.contest.weights
-        if weights is not None:
-            weights = weights[self.contest.order(str(step))]
-        bets = Bets(self.contest.questions, weights=weights)
+        bets = self.contest.new_bets(str(step))
         answered = self.contest.answered
         mine = answered[str(step)].score
         theirs = answered[str(other)].score
@@ -322,10 +316,10 @@ class LiveRace:
             )
         cost = ""
         if pace:
-            cost = f"; this takes about {_duration(self.questions * pace)} for each save"
+            cost = f"; this takes about {time_words(self.questions * pace)} for each save"
             planned = self.standings.planned
             if planned is not None and planned > 1:
-                cost += f", {_duration(planned * self.questions * pace)} for all {planned} saves"
+                cost += f", {time_words(planned * self.questions * pace)} for all {planned} saves"
         tasks = self.folder.tasks
         command = shlex.join(
             ["dispersion", "race", str(self.run), "--tasks", tasks, *self._options]
@@ -437,9 +431,7 @@ class LiveRace:
         return self.run / f"checkpoint-{step}"
 
     def _lm(self, model: Any, tokenizer: Any) -> Any:
-        given = {"batch_size": self.folder.asking.batch_size, "device": self.folder.asking.device}
-        settings = {name: value for name, value in given.items() if value is not None}
-        return live_lm(model, copy.deepcopy(tokenizer), **settings)
+        return live_lm(model, copy.deepcopy(tokenizer), **self.folder.asking.of_model)
 
     def _joined(self, label: str) -> Entrant:
         """A save's entrant, without answers of other weights; the save is in the folder's list."""
@@ -451,7 +443,7 @@ class LiveRace:
         lineup = Lineup([*entries.values()], kept.get("notes", ()), by=kept.get("order", "block"))
         shared = dict(kept.get("shared", {}))
         shared[label] = max(shared.get(label, 0), self.questions)
-        settings = {"which": kept.get("which", _WHICH), "times": kept.get("times", 1)}
+        settings = {"which": kept.get("which", choice_of(Which())), "times": kept.get("times", 1)}
         may_stop = self._may_stop or kept.get("may_stop", False)
         self.folder.keep(lineup, shared=shared, may_stop=may_stop, **settings)
         entrant = self.folder.entrant(entries[label], self.standings.contest)
@@ -532,11 +524,3 @@ def all_agree(value: bool) -> bool:
     values = [False] * _processes()
     dist.all_gather_object(values, value)
     return all(values)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 5400:
-        return f"{round(seconds / 60)} min"
-    return f"{seconds / 3600:.1f} h"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
-from lmeval_dispersion.arguments import check_choices
+from lmeval_dispersion.arguments import check_values
 from lmeval_dispersion.asking import ERROR, Asking
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import say_above_progress
@@ -389,7 +389,7 @@ def _asking(tasks: str | None, options: dict[str, Any]) -> Asking:
     if options.get("include_path") is not None:
         options["include_path"] = str(options["include_path"])
     asking = Asking(tasks=tasks, **options)
-    check_choices(asking)
+    check_values(asking)
     return asking
 
 

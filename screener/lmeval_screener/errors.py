@@ -109,6 +109,10 @@ def cannot(code: str, reason: str, step: str) -> ScreeningError:
     return ScreeningError(code, f"cannot be screened because {reason}; {step}")
 
 
+class BaseError(ScreeningError):
+    """The base of an adapter cannot be read, although the adapter itself can."""
+
+
 class UnreadBaseError(ScreeningError):
     """An adapter keeps the output projection of its base model, which cannot be read.
 

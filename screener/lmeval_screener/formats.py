@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,6 +100,11 @@ def holds_weights(files: Iterable[str]) -> bool:
     """
     ends = (*SUFFIXES, *UNREAD)
     return any(path.endswith(ends) and not is_training_state(path) for path in files)
+
+
+def tokenizer_in(files: Container[str]) -> str | None:
+    """Return the file of a tokenizer whose rows can be looked up; None if ``files`` have none."""
+    return next((name for name in TOKENIZER_FILES if name in files), None)
 
 
 def is_training_state(path: str) -> bool:

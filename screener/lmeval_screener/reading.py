@@ -18,9 +18,9 @@ from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import in_loop, lock, side_by_side
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import Sources
-from lmeval_screener.errors import NOT_OF_WEIGHTS, ScreeningError, UnreadBaseError
+from lmeval_screener.errors import NOT_OF_WEIGHTS, BaseError, ScreeningError, UnreadBaseError
 from lmeval_screener.figures import Gap, Ratio, gaps, ratio
-from lmeval_screener.formats import GGUF, TOKENIZER_FILES, own_weights
+from lmeval_screener.formats import GGUF, TOKENIZER_FILES, own_weights, tokenizer_in
 from lmeval_screener.screened import Reading
 from lmeval_screener.targets.layouts import SAVE_TOKENIZER, layout_of
 from lmeval_screener.targets.names import REPOSITORY, Target, label, parse_target
@@ -85,7 +85,6 @@ class Reader:
 
             self.reached = asyncio.Event()
         self._known = known
-        self._bodies = known is not None  # a registry compares them with those of later runs
         self.sources = Sources(hub)
         self._domain = domain
         self._reference = reference
@@ -128,7 +127,7 @@ class Reader:
         adapter = await account.bounded(adapter_on_weights(snapshot, target))
         if adapter is not None and not adapter.nothing:
             paths.append(adapter.file)
-        return await account.bounded(read_body(snapshot, most, paths))
+        return await account.bounded(read_body(snapshot, paths, most))
 
     async def _read(self, target: Target, account: Account, over: Resolution | None) -> Reading:
         start = time.perf_counter()
@@ -143,31 +142,28 @@ class Reader:
                 return replace(known, base=opened.named)
         try:
             return await self._reading(opened, account, over, start)
-        except UnreadBaseError:
-            raise
         except ScreeningError as error:
-            of_base = base is not None and error.code in NOT_OF_WEIGHTS
-            if of_base and opened.adapter is not None and opened.adapter.leaves_head:
+            of_base = isinstance(error, BaseError) or error.code in NOT_OF_WEIGHTS
+            if of_base and base is not None and opened.adapter is not None:
                 raise _unread(opened.adapter, error.code, str(error)) from error
             raise
 
     async def _with_adapter(self, target: Target, snapshot: Snapshot, account: Account) -> _Opened:
         """An opened checkpoint, and if it is an adapter, with its base."""
-        on_weights = await adapter_on_weights(snapshot, target)
-        if on_weights is not None:
-            from lmeval_screener.weights.adapters.adapter import adapted_projection
+        adapter = await adapter_on_weights(snapshot, target)
+        base = None
+        named = snapshot.base
+        if adapter is None:
+            adapted = await adapter_in(snapshot, target)
+            if adapted is None:
+                return _Opened(target, snapshot, partial(find_projection, snapshot), named)
+            adapter, at = adapted
+            base = await self._base_of(adapter, at, account)
+            named = at.place if at.local else label(base.repo, at.revision)
+        from lmeval_screener.weights.adapters.adapter import adapted_projection
 
-            find = partial(adapted_projection, on_weights, snapshot)
-            return _Opened(target, snapshot, find, snapshot.base, on_weights)
-        adapted = await adapter_in(snapshot, target)
-        if adapted is None:
-            return _Opened(target, snapshot, partial(find_projection, snapshot), snapshot.base)
-        adapter, at = adapted
-        base = await self._base_of(adapter, at, account)
-        named = at.place if at.local else label(base.repo, at.revision)
-        return _Opened(
-            target, snapshot, partial(self._on_base, adapter, base), named, adapter, base
-        )
+        find = partial(adapted_projection, adapter, base or snapshot)
+        return _Opened(target, snapshot, find, named, adapter, base)
 
     async def _reading(
         self, opened: _Opened, account: Account, over: Resolution | None, start: float
@@ -182,8 +178,10 @@ class Reader:
             digest = model.tokenizer
             resolution = await self._resolution(digest, model.vocabulary, over)
         else:
-            holder = snapshot if opened.base is None or _tokenizer_file(snapshot) else opened.base
-            if _tokenizer_file(holder) is None:
+            holder = (
+                snapshot if opened.base is None or tokenizer_in(snapshot.files) else opened.base
+            )
+            if tokenizer_in(holder.files) is None:
                 await opened.find()  # without weights, that is the error to raise
             file, digest = await _tokenizer(holder)
             projection, resolution = await side_by_side(
@@ -230,8 +228,9 @@ class Reader:
             paths = [adapter.file]
         elif adapter is not None and not adapter.nothing:
             paths.append(adapter.file)
-        if self._bodies and snapshot.is_local:
-            return await read_body(snapshot, paths=paths)
+        # A registry compares bodies with those of later runs.
+        if self._known is not None and snapshot.is_local:
+            return await read_body(snapshot, paths)
         return digest_of(snapshot, paths)
 
     async def _base_of(self, adapter: Adapter, at: Target, account: Account) -> Snapshot:
@@ -269,23 +268,12 @@ class Reader:
         limit = None if math.isinf(seconds) else seconds
         try:
             return await asyncio.wait_for(self._open(at, account), limit)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             raise account.trouble or ScreeningError(
                 "Timeout",
                 f"the base model was not opened within {seconds:.0f} s; try again, or set a longer "
                 "DISPERSION_TIMEOUT",
             ) from None
-
-    async def _on_base(self, adapter: Adapter, base: Snapshot) -> OutputProjection:
-        """The projection of an adapter on its base; ScreeningError."""
-        from lmeval_screener.weights.adapters.adapter import BaseError, adapted_projection
-
-        try:
-            return await adapted_projection(adapter, base)
-        except BaseError as error:
-            if adapter.leaves_head:
-                raise _unread(adapter, error.code, str(error)) from error
-            raise
 
     async def _open(self, target: Target, account: Account) -> Snapshot:
         snapshot = await self.sources.snapshot(target, account)
@@ -448,13 +436,9 @@ async def _vocabulary(snapshot: Snapshot, file: str) -> Vocabulary:
     return Vocabulary.from_file(file, await snapshot.small_file(file))
 
 
-def _tokenizer_file(snapshot: Snapshot) -> str | None:
-    return next((name for name in TOKENIZER_FILES if name in snapshot.files), None)
-
-
 async def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
     """Name and digest of the vocabulary file."""
-    name = _tokenizer_file(snapshot)
+    name = tokenizer_in(snapshot.files)
     if name is None:
         raise _no_tokenizer(snapshot)
     digest = (await snapshot.look_up(name)).digest

@@ -28,7 +28,6 @@ from lmeval_screener.figures import Gap, Ratio
 from lmeval_screener.orders import Distance, RankBy
 from lmeval_screener.targets.names import Target, label, shared_name
 from lmeval_screener.targets.runs import (
-    belongs_to_run,
     is_epoch,
     possible_runs,
     run_and_step,
@@ -36,6 +35,7 @@ from lmeval_screener.targets.runs import (
 )
 from lmeval_screener.tokens.answers import left_out_note
 from lmeval_screener.tokens.resolution import Resolution
+from lmeval_screener.tokens.sets import some_words
 from lmeval_screener.weights.body import UNKNOWN, Likeness
 
 
@@ -138,22 +138,10 @@ class Reading:
             return (run,)
         return possible_runs(self.repo)
 
-    def lies_in(self, run: str) -> bool:
-        """Whether this checkpoint lies in a run's folder without being one of its steps.
-
-        Always False for a checkpoint in a repository.
-        """
-        return self.revision is None and belongs_to_run(self.repo, run)
-
     @property
     def step(self) -> str | None:
         """Name of the training step, such as ``checkpoint-500``; None if this is not a step."""
         return self.training_and_step[1]
-
-    @property
-    def gap(self) -> Gap:
-        """G in the cosine distance, the distance of G that reports show by default."""
-        return self.gaps["cosine"]
 
     @property
     def accuracy(self) -> float | None:
@@ -170,7 +158,7 @@ class Reading:
         tokens = self.resolution
         notes = list(self.warnings)
         if tokens.never_made:
-            words = _first_five(tokens.never_made)
+            words = some_words(tokens.never_made, 5)
             notes.append(f"words dropped because the tokenizer never produces their piece: {words}")
         if tokens.one_row:
             notes.append(
@@ -184,14 +172,6 @@ class Reading:
                 f"{self.shape[0]} rows"
             )
         return tuple(filter(None, notes))
-
-
-def _first_five(names: Sequence[str]) -> str:
-    """The first five names, and the number of others."""
-    words = ", ".join(names[:5])
-    if len(names) > 5:
-        words += f" and {len(names) - 5} more"
-    return words
 
 
 #: Start of the family of checkpoints given by name; their tokenizer's short hash follows.
@@ -363,7 +343,7 @@ class Group:
     own: Own | None = None
 
     def __repr__(self) -> str:
-        return f"<Group> {self.name}: {_first_five([c.label for c in self.checkpoints])}"
+        return f"<Group> {self.name}: {some_words([c.label for c in self.checkpoints], 5)}"
 
     @cached_property
     def trajectory(self) -> tuple[Screened, ...]:
@@ -380,14 +360,14 @@ class Group:
             own = [c.training_and_step[0] for c in self.checkpoints if not c.is_base]
             outermost = min(own, key=len, default="")
             for c in self.checkpoints:
-                if c.lies_in(outermost) and c.training_and_step[0] != outermost:
+                if outermost in c.possible_runs and c.training_and_step[0] != outermost:
                     runs = {outermost}
         if len(runs) != 1:
             return ()
         (run,) = runs
         members: list[Screened] = []
         for c in self.checkpoints:
-            if c.step is not None or c.training_and_step[0] == run or c.lies_in(run):
+            if c.step is not None or run in c.possible_runs:
                 members.append(c)
             elif not c.is_base:
                 return ()

@@ -177,7 +177,7 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
             ["calibrate", "STORE", "--from", "absent.json"],
             "expected a calibrator (dispersion-calibrator/3), but absent.json does",
         ),
-        (["audit", "STORE", "--worst", "0"], "--worst: expected 1 or more"),
+        (["audit", "STORE", "--worst", "0"], "--worst: expected at least 1"),
         (["audit"], "expected a RUN"),
         (["calibrate", "STORE", "--from", "TEXTS"], "expected a calibrator"),
         (["calibrate", "STORE", "--from", "c.json", "--layer", "last"], "leave out `--layer`"),

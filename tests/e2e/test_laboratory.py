@@ -142,7 +142,7 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
         (
             ("law", "model", "--data", "fex.jsonl"),
             2,
-            "fex.jsonl does not exist; did you mean few.jsonl?",
+            "fex.jsonl does not exist; did you mean few.jsonl",
         ),
         ((*WHOLE, "--bin-size", "201"), 2, "use smaller bins or segments"),
         (

@@ -68,7 +68,7 @@ def test_mistakes_are_told_with_the_next_step(tmp_path):
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "first"}\n')[:-9])
     (tmp_path / "plain.jsonl.gz").write_text('{"text": "x"}')
     for name, message in (
-        ("note.txt", f"does not exist; did you mean {tmp_path}/notes.txt"),
+        ("note.txt", r"does not exist; did you mean notes\.txt"),
         ("a.csv", "expected a file of type .txt"),
         ("a.jsonl", "under 'text' in .*, whose fields are body; give the right column"),
         ("a.parquet", "under 'text' in .*, whose fields are body; give the right column"),

@@ -385,7 +385,7 @@ def _too_small(table: Table, races: int, monkeypatch: Any, **settings: Any) -> f
         contest = _raced(score, probability, rng, **settings)
         means = np.average(score, axis=1, weights=weights)
         is_wrong = False
-        for labels, margin, _ in contest.seen:
+        for labels, margin in contest.seen:
             if margin is not None:
                 named = {int(label) for label in labels}
                 others = [means[i] for i in range(len(means)) if i not in named]
@@ -441,7 +441,7 @@ def test_a_margin_falls_with_the_answers_and_ends_at_the_races_own(monkeypatch: 
     assert known[0] > 0.1
     assert known == sorted(known, reverse=True)
     assert known[-1] <= contest.margin + 1e-9
-    assert contest.seen[0] == Shown([], None, 0.05)
+    assert contest.seen[0] == Shown([], None)
 
 
 def test_a_best_that_was_not_asked_everything_needs_its_part_of_the_error() -> None:
@@ -452,14 +452,14 @@ def test_a_best_that_was_not_asked_everything_needs_its_part_of_the_error() -> N
         for label in "012":
             contest.hold(label, Scores(*(score[int(label), :100],) * 2))
     without, split = (contest.shown("012") for contest in contests)
-    assert without == Shown([], None, 0.05)
+    assert without == Shown([], None)
     assert split.labels == ["0"]
     means = contests[1].mean("0"), contests[1].mean("1")
     assert split.margin == 0 or split.margin > means[1] - means[0]
     assert contests[1].shown("0123").margin == pytest.approx(1 - contests[1]._at_least("0"))
     for label in "012":
         contests[1].add(label, Scores(*(score[int(label), 100:],) * 2))
-    assert contests[1].shown("012") == Shown(["0"], 0.0, 0.05)
+    assert contests[1].shown("012") == Shown(["0"], 0.0)
 
 
 @pytest.mark.parametrize(("checkpoints", "questions"), [(1, 50), (2, 100), (8, 400), (43, 1319)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import resource
 import shutil
@@ -22,7 +23,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.contest import Contest, Scores, run
 from lmeval_dispersion.racing.kept import kept_race
-from lmeval_dispersion.racing.lineup import Named
+from lmeval_dispersion.racing.lineup import Named, all_named
 from lmeval_dispersion.racing.replay import Recorded, raced, read_answers, replay
 from lmeval_dispersion.report import render
 from lmeval_dispersion.store.groups import question_weights
@@ -294,6 +295,16 @@ def test_a_manifest_of_another_program_is_left_alone_and_a_damaged_one_is_named(
     file.write_text("{")
     with pytest.raises(UsageError, match=r"manifest\.json cannot be read .*; remove it, or"):
         Named.of(str(tmp_path))
+
+
+def test_a_list_on_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("acme/one\nacme/two@main\n"))
+    named = Named.of("-")
+    assert list(named.arguments(taken=False)) == ["acme/one", "acme/two@main"]
+    assert [entry.label for entry in all_named(named, api=False).entries] == [
+        "acme/one",
+        "acme/two@main",
+    ]
 
 
 @pytest.mark.parametrize("settings", [{}, {"sharing": 25}, {"budget": 300}, {"top": 2}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lmeval_dispersion.store.sanity import (
@@ -102,12 +103,16 @@ def test_rows_that_tell_nothing_do_not_count_as_equal() -> None:
 
 
 def test_documents_under_other_numbers_are_counted_by_their_hash() -> None:
-    first = {("t", i): f"h{i}" for i in range(5)}
+    def documents(*rows: tuple[str, int, str | None]) -> pd.DataFrame:
+        return pd.DataFrame(rows, columns=["task", "doc_id", "doc_hash"])
+
+    first = documents(*(("t", i, f"h{i}") for i in range(5)))
     assert renumbered(first, first) == 0
-    assert renumbered(first, {("t", 0): "h1", ("t", 1): "h0", ("t", 2): "h2"}) == 2
-    assert renumbered(first, {("u", 0): "h1", ("t", 9): "other"}) == 0
-    twice = {("t", 0): "h", ("t", 1): "h", ("t", 2): "k"}
-    assert renumbered(twice, {("t", 1): "h", ("t", 0): "k"}) == 1
+    swapped = documents(("t_dispersion", 0, "h1"), ("t", 1, "h0"), ("t", 2, "h2"))
+    assert renumbered(first, swapped) == 2
+    assert renumbered(first, documents(("u", 0, "h1"), ("t", 9, "other"), ("t", 4, None))) == 0
+    twice = documents(("t", 0, "h"), ("t", 1, "h"), ("t", 2, "k"))
+    assert renumbered(twice, documents(("t", 1, "h"), ("t", 0, "k"))) == 1
 
 
 def test_why_a_checkpoint_fails() -> None:

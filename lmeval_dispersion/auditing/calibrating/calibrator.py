@@ -14,7 +14,6 @@ anything else is refused.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -30,11 +29,12 @@ from lmeval_dispersion.auditing.ranking import clustered
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows
 from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.files import read_json, write_whole
+from lmeval_dispersion.files import hashed, read_json, write_whole
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.layouts import Form, Text, checked
 from lmeval_dispersion.statistics import LEVEL, Bounds, rank_correlations
 from lmeval_dispersion.store.format import DOCUMENTS
+from lmeval_dispersion.store.identity import differences, shown_differences
 
 if TYPE_CHECKING:
     from sklearn.isotonic import IsotonicRegression
@@ -456,7 +456,7 @@ def documents_digest(run: AuditRun) -> str:
     Runs with the same documents, answers and scores have the same digest.
     """
     digests = sorted(str(manifest["sha256"][DOCUMENTS]) for _, manifest in run.store.parts)
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
+    return hashed("".join(digests))
 
 
 def document_ids(run: AuditRun, rows: Rows) -> dict[str, str]:
@@ -512,10 +512,15 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
             "weights, adapter or quantisation, so only the model's name and revision were compared."
         )
     else:
-        same_tasks = set(about["tasks"]) == set(calibrator.tasks)
-        changes = _changes(ours, theirs, same_tasks=same_tasks)
+        changes = differences(ours, theirs, sorted({*ours, *theirs}))
+        if set(about["tasks"]) != set(
+            calibrator.tasks
+        ):  # a digest of several tasks is of these alone
+            for key, digests in list(changes.items()):
+                if any(str(digest).startswith("several:") for digest in digests):
+                    del changes[key]
         if changes:
-            raise fitted_elsewhere(f"on another model: {', '.join(changes)}")
+            raise fitted_elsewhere(f"on another model: {shown_differences(changes)}")
     for key, name in compared.items():
         fitted = getattr(calibrator, key)
         if fitted != about[key]:
@@ -555,18 +560,6 @@ def fitted_elsewhere(reason: str) -> UsageError:
         f"this calibrator was fitted {reason}; a calibrator holds only for its own model, prompts "
         "and tasks, so label some documents of this run and calibrate on them"
     )
-
-
-def _changes(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks: bool) -> list[str]:
-    """The keys of two identities whose values differ, with both; a digest of several tasks needs the same."""
-    changes = []
-    for key in sorted({*ours, *theirs}):
-        values = (ours.get(key), theirs.get(key))
-        of_several = any(str(value).startswith("several:") for value in values)
-        if values[0] != values[1] and (same_tasks or not of_several):
-            fitted, now = ("none" if value is None else repr(value) for value in values)
-            changes.append(f"{key} {fitted}, now {now}")
-    return changes
 
 
 def check_worth(calibrator: Calibrator, name: str | Path) -> None:

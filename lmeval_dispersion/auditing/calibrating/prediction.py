@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from lmeval_dispersion.arguments import takes
-from lmeval_dispersion.auditing.arguments import Predicting
+from lmeval_dispersion.auditing.calibrating.arguments import Predicting
 from lmeval_dispersion.auditing.calibrating.calibration import Calibration
 from lmeval_dispersion.auditing.calibrating.calibrator import (
     CLUSTERS,

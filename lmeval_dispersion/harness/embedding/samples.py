@@ -7,7 +7,6 @@ the process is killed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -22,7 +21,7 @@ import numpy as np
 from lm_eval.utils import apply_template
 
 from lmeval_dispersion.errors import HarnessError, UsageError, first_line
-from lmeval_dispersion.files import sha256
+from lmeval_dispersion.files import hashed, sha256
 from lmeval_dispersion.harness import recording
 from lmeval_dispersion.harness.records import (
     DocRecord,
@@ -322,7 +321,7 @@ def _run_parts(
     for start in range(0, len(ordered), _PART):
         keys = ordered[start : start + _PART]
         chunk = [unique[key] for key in keys]
-        digest = hashlib.sha256("".join([run_key, *keys]).encode()).hexdigest()
+        digest = hashed("".join([run_key, *keys]))
         file = parts / f"{digest[:24]}.states.safetensors"
         if file.exists():
             for prompt, (state, answer) in zip(chunk, load_states(file), strict=True):

@@ -7,7 +7,6 @@ slices.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -77,7 +76,7 @@ def embed(asked: Embedding) -> Path:
     vectors: dict[str, NDArray[Any]] = {}
     for rows in _batches(inputs):
         batch = [inputs[row] for row in rows]
-        name = hashlib.sha256(json.dumps([identity, layers, batch]).encode()).hexdigest()[:24]
+        name = hashed(json.dumps([identity, layers, batch]))[:24]
         file = parts / f"{name}.npz"
         keep_arrays(file, partial(_forward, loaded, batch, layers))
         with np.load(file) as arrays:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from yarl import URL
 
+from lmeval_dispersion.errors import first_line
 from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import in_thread
 from lmeval_screener.checkpoints.http import SILENCE, environment_proxy, natural
@@ -150,7 +151,7 @@ def _client() -> Any:
 
 def _explained(error: Exception, what: str) -> ScreeningError:
     code = str(getattr(error, "error_code", ""))
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    reason = first_line(error)[:200]
     if code in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND", "INVALID_PARAMETER_VALUE"):
         return ScreeningError(
             "RepoNotFound",

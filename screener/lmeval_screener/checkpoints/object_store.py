@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmeval_dispersion.errors import first_line
 from lmeval_screener.checkpoints.account import Account, RetryError, contradiction
 from lmeval_screener.checkpoints.concurrency import in_thread
 from lmeval_screener.checkpoints.http import (
@@ -350,5 +351,4 @@ def _bare(etag: str | None) -> str | None:
 
 
 def _first_line(error: Exception, place: str = "") -> str:
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return _ADDRESS.sub(lambda _: place or "its address", line)[:200]
+    return _ADDRESS.sub(lambda _: place or "its address", first_line(error))[:200]

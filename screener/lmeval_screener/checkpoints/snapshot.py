@@ -87,7 +87,6 @@ class Snapshot:
         files: Every file, by its path in the checkpoint.
         revision: The commit, 40 hex digits; None outside the Hub.
         cache: Cache for what is read; None for a folder, and if a file's version is unknown.
-        folders: Names of subfolders; empty if they are not listed.
         parameters: Number of parameters in the safetensors files, as the Hub counts them; None if
             unknown.
         base: The repository that the checkpoint was trained from, as the Hub states it; empty if
@@ -99,7 +98,6 @@ class Snapshot:
     """
 
     parameters: int | None = None
-    folders: tuple[str, ...] = ()
     base = ""
     private: bool | None = None
     is_local = False
@@ -146,7 +144,7 @@ class Snapshot:
         ``../``. The names show which program wrote the checkpoint. For a folder on this machine,
         some files in subfolders and some names next to the folder are included.
         """
-        return [*self.files, *(f"{name}/" for name in self.folders)]
+        return [*self.files]
 
     @property
     def next_step(self) -> str:

@@ -17,7 +17,7 @@ from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import lock
 from lmeval_screener.checkpoints.snapshot import SERVICES, Snapshot, open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.formats import GGUF, TOKENIZER_FILES
+from lmeval_screener.formats import GGUF, TOKENIZER_FILES, tokenizer_in
 from lmeval_screener.targets.names import Target, parse_target
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Sources:
         files = snapshot.files
         if (
             target.tokenizer is None
-            or any(name in files for name in TOKENIZER_FILES)
+            or tokenizer_in(files)
             or all(path.endswith(GGUF.suffix) for path in files)
         ):
             return snapshot

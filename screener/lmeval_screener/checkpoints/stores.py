@@ -182,8 +182,8 @@ class BucketSource:
             self._listings.pop((store.address, folder), None)  # ten thousand would need much memory
         files = single_file(listing.files, name) if name else listing.files
         snapshot = BucketSnapshot(store, target.repo, folder, files, account)
-        snapshot.folders = () if name else listing.folders
-        snapshot.around = around
+        if not name:
+            snapshot.around = [*(f"{inner}/" for inner in listing.folders), *around]
         return snapshot
 
     async def _names_around(
@@ -266,8 +266,8 @@ class BucketSnapshot(RangedSnapshot):
     """A checkpoint in a bucket or on a file server.
 
     Attributes:
-        around: Names of files in subfolders and next to the checkpoint; empty if the checkpoint
-            has weights.
+        around: Names of subfolders and, if the checkpoint has no weights, of files in them and
+            next to it.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class BucketSnapshot(RangedSnapshot):
         self.around: Sequence[str] = ()
 
     def names_around(self) -> list[str]:
-        """Return the names of the checkpoint's files and folders, and the names in ``around``.
+        """Return the names of the checkpoint's files, and the names in ``around``.
 
         See `Snapshot.names_around`.
         """

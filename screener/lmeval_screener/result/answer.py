@@ -20,6 +20,7 @@ from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.orders import DISTANCES
 from lmeval_screener.ranking import flat_from
 from lmeval_screener.screened import RANKED, Failed, Group, Screened
+from lmeval_screener.tokens.sets import some_words
 from lmeval_screener.weights import copies
 from lmeval_screener.weights.body import SAME_ROWS
 
@@ -212,9 +213,7 @@ def group_sentences(
 
 def _first_line(group: Group, first: Sequence[Screened], subject: str) -> str:
     """The sentence that names the members to evaluate first."""
-    named = ", ".join(group.names[c] for c in first[:_NAMED])
-    if len(first) > _NAMED:
-        named = f"{named} and {len(first) - _NAMED} more"
+    named = some_words([group.names[c] for c in first], _NAMED)
     highest = RANKED[first[0].ranked_by]
     order = f"{highest} of {len(group.candidates)}"
     if len(first) == sum(c.copy_of is None for c in group.placed):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import urlencode
 
-from lmeval_dispersion.errors import UsageError, printable
+from lmeval_dispersion.errors import UsageError, listed_names, printable
 from lmeval_dispersion.report.cells import unguarded
 from lmeval_dispersion.report.declared import count
 from lmeval_screener.budgets import PAGES
@@ -137,9 +137,7 @@ class Selected:
         Without a listing it names the folders that were left out; empty if there are none.
         """
         if self.left_out and not self.listed:
-            names = printable(", ".join(self.left_out[:5]))
-            if self.left_out[5:]:
-                names += ", …"
+            names = printable(listed_names(self.left_out))
             return f"folders left out, as they hold no model (config.json and weights): {names}"
         if not self.listed:
             return ""

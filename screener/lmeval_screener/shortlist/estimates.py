@@ -149,8 +149,6 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
     agreeing = np.concatenate([agreed for agreed, _ in parts])
     weights = np.concatenate([whole for _, whole in parts])
     total = float(weights.sum()) / 2
-    if total == 0:
-        return Interval(_NAN, _NAN, _NAN)
     share = float(agreeing.sum()) / 2 / total
     projections = (agreeing - share * weights) / total
     variance = float(np.square(projections).sum())

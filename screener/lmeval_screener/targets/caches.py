@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from pathlib import Path
 
+from lmeval_dispersion.files import json_in
 from lmeval_screener.formats import BLOB
 
 _REPOSITORY = re.compile(r"models--(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_MANIFEST = 2**20  # most bytes of a manifest that is read
 _MODEL = "application/vnd.ollama.image.model"
 
 
@@ -124,9 +123,8 @@ def _named_blobs(manifests: Path, blobs: Path) -> dict[str, str]:
 def _model_digest(manifest: Path) -> str:
     """The digest of the model's layer in a manifest; empty without one."""
     try:
-        with manifest.open("rb") as file:
-            content = json.loads(file.read(_MANIFEST))
-    except (OSError, ValueError, RecursionError):
+        content = json_in(manifest)
+    except (OSError, ValueError):
         return ""
     if not isinstance(content, dict) or not isinstance(content.get("layers"), list):
         return ""

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from lmeval_dispersion.errors import listed_names
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import (
     ADAPTERS,
     GGUF,
     SAFETENSORS,
-    TOKENIZER_FILES,
     holds_weights,
     own_weights,
+    tokenizer_in,
 )
 from lmeval_screener.targets.caches import hub_snapshots, ollama_models
 from lmeval_screener.targets.layouts import layout_of
@@ -47,7 +48,6 @@ _RESULT = re.compile(
 # Files of a folder that is certainly a model or an adapter, for the glob that a sentence offers.
 _MODEL_FILES = {"config.json", SAFETENSORS.single, "adapter_config.json"}
 _LOOKED_AT = 10_000  # folders that are looked at to offer a glob
-_NAMED = 5  # most of Ollama's models that a sentence names
 _DIGITS = 18  # of a step; more belong to something else, such as a digest
 _DEPTH = 3  # how far below a step's folder its model may lie: actor/huggingface, policy/weights/hf
 
@@ -207,12 +207,7 @@ def _refuse_ollama(folder: str) -> None:
     blobs = ollama_models(folder)
     if not blobs:
         return
-    named: list[str] = []
-    for name, blob in islice(blobs.items(), _NAMED):
-        named.append(f"{blob} ({name})")
-    if len(blobs) > _NAMED:
-        named.append("…")
-    names = ", ".join(named)
+    names = listed_names([f"{blob} ({name})" for name, blob in blobs.items()])
     raise ScreeningError(
         "FolderNotFound",
         f"expected a checkpoint, got {folder}, where Ollama stores its models; give a model's file: "
@@ -306,7 +301,7 @@ def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[N
         return Run()
     models = yield from _models_in([folder])
     run = Run(list(models))
-    if not above or all(map(_has_tokenizer, models.values())):
+    if not above or all(map(tokenizer_in, models.values())):
         return run
     outer = [above]
     if os.path.basename(above) in _STORE_FOLDERS:
@@ -370,20 +365,16 @@ def _holds_readable(files: Collection[str]) -> bool:
     return is_adapter or bool(own_weights(files))
 
 
-def _has_tokenizer(files: Collection[str]) -> bool:
-    return any(name in files for name in TOKENIZER_FILES)
-
-
 def _tokenizers(
     models: Mapping[str, Collection[str]], outer: Iterable[tuple[str, Names]]
 ) -> dict[str, str]:
     """Model without a tokenizer -> the first folder that has one, among the run's other folders."""
     tokenizers: dict[str, str] = {}
     for source, (_, outer_files) in outer:
-        if not _has_tokenizer(outer_files):
+        if not tokenizer_in(outer_files):
             continue
         for place, files in models.items():
-            if not _has_tokenizer(files):
+            if not tokenizer_in(files):
                 tokenizers[place] = source
         break
     return tokenizers
@@ -426,22 +417,6 @@ def joined(path: str, name: str) -> str:
     if path and name:
         return f"{path}/{name}"
     return path or name
-
-
-def belongs_to_run(folder: str, run: str) -> bool:
-    """Whether a checkpoint that is not named after a step belongs to a training run.
-
-    This is so if the checkpoint's folder is the run's folder, or lies directly in it or in its
-    subfolder ``checkpoints``.
-
-    Args:
-        folder: The checkpoint's folder.
-        run: The folder of the training run.
-
-    >>> belongs_to_run("out/run1/merged", "out/run1"), belongs_to_run("out/run2", "out/run1")
-    (True, False)
-    """
-    return str(Path(run)) in possible_runs(folder)
 
 
 def possible_runs(folder: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
@@ -355,9 +355,9 @@ def with_reason(text: str, vocabulary: Vocabulary) -> str:
     return text if why is None else f"{text} ({why})"
 
 
-def some_words(texts: list[str]) -> str:
-    """Join the first six words by commas, followed by the number of further words, if there are any."""
-    words = ", ".join(text.strip() for text in texts[:6])
-    if len(texts) > 6:
-        words += f" and {len(texts) - 6} more"
+def some_words(texts: Sequence[str], most: int = 6) -> str:
+    """Join the first ``most`` words by commas, followed by the number of further words, if any."""
+    words = ", ".join(text.strip() for text in texts[:most])
+    if len(texts) > most:
+        words += f" and {len(texts) - most} more"
     return words

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.figures import storage_error
-from lmeval_screener.formats import ADAPTERS, GGUF, is_gguf
+from lmeval_screener.formats import ADAPTERS, is_gguf
 from lmeval_screener.weights.architectures import FINAL_NORMS, HEADS, MLX, WHOLE_IN_MLX, model_types
 from lmeval_screener.weights.model_files import model_files, read_json
 from lmeval_screener.weights.names import loaded_name
@@ -229,9 +229,7 @@ def digest_of(snapshot: Snapshot, paths: Iterable[str]) -> bytes:
     return hashlib.blake2b(listed.encode(), digest_size=_DIGEST).digest()
 
 
-async def read_body(
-    snapshot: Snapshot, most: int | None = None, paths: Sequence[str] | None = None
-) -> bytes:
+async def read_body(snapshot: Snapshot, paths: Sequence[str], most: int | None = None) -> bytes:
     """Read a summary of a checkpoint's body, its tensors before the final norm.
 
     Copies are recognised by this summary. It holds a hash of the weights files and, for each tensor
@@ -241,8 +239,8 @@ async def read_body(
 
     Args:
         snapshot: The checkpoint's files.
+        paths: The weights files.
         most: Largest number of tensors to read, the same ones in every checkpoint; None for all.
-        paths: The weights files; None to choose them by `weights_in`.
 
     Returns:
         The summary in bytes, which `likeness` compares.
@@ -254,10 +252,9 @@ async def read_body(
     places: dict[int, tuple[str, Tensor]] = {}
     whole: set[int] = set()  # norms that are stored with the 1 added
     is_converted = False
-    weights = await weights_in(snapshot) if paths is None else paths
-    for path in weights:
+    for path in paths:
         if is_gguf(path):
-            return digest_of(snapshot, weights)
+            return digest_of(snapshot, paths)
         header = await files.header(path)
         if header.writer == MLX and not is_converted:
             config = await read_json(snapshot, "config.json", "BadConfig")
@@ -269,7 +266,7 @@ async def read_body(
             if in_rows or not tensor.elements or _MTP in name:
                 continue
             if is_converted and _STACKED in name:
-                return digest_of(snapshot, weights)
+                return digest_of(snapshot, paths)
             code = _code(name)
             places[code] = (path, tensor)
             is_vector = len(tensor.shape) == 1
@@ -285,7 +282,7 @@ async def read_body(
         of_file.append((code, matrix.tensor))
     sums = await _sums(snapshot, chosen, whole)
     count = len(places).to_bytes(4, "little")
-    return digest_of(snapshot, weights) + count + sums.tobytes()
+    return digest_of(snapshot, paths) + count + sums.tobytes()
 
 
 async def _sums(
@@ -324,8 +321,7 @@ def _middle(tensor: Tensor) -> tuple[int, int]:
 async def weights_in(snapshot: Snapshot) -> list[str]:
     """Return the paths of the weights files of a model or, without a model, of an adapter.
 
-    The files of a model are those that `model_files` chooses. If there are none, and no adapter
-    either, the paths of all GGUF files are returned, sorted.
+    The files of a model are those that `model_files` chooses.
 
     Raises:
         ScreeningError: ``BadIndex``: the index of the shards does not fit the files.
@@ -333,10 +329,7 @@ async def weights_in(snapshot: Snapshot) -> list[str]:
     chosen = await model_files(snapshot)
     if chosen.paths:
         return list(chosen.paths)
-    adapters = [path for path in ADAPTERS if path in snapshot.files]
-    if adapters:
-        return adapters[:1]
-    return sorted(path for path in snapshot.files if path.endswith(GGUF.suffix))
+    return [path for path in ADAPTERS if path in snapshot.files][:1]
 
 
 def _code(text: str) -> int:

@@ -264,8 +264,7 @@ def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]
     gaps = np.diff(ids) - 1
     order = np.argsort(gaps, kind="stable")
     sizes = np.cumsum(gaps[order])
-    bridged = order[sizes <= budget]
-    breaks = np.setdiff1d(np.arange(len(gaps)), bridged)
+    breaks = np.sort(order[sizes > budget])
     firsts = np.concatenate([[0], breaks + 1])
     lasts = np.concatenate([breaks, [len(gaps)]])
     runs: list[tuple[int, int]] = []

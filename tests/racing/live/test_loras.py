@@ -27,7 +27,7 @@ from lmeval_dispersion.harness import seams
 from lmeval_dispersion.harness.adapters import answers_as_base
 from lmeval_dispersion.harness.swapping import SharedBase
 from lmeval_dispersion.racing.evaluation import Evaluation
-from lmeval_dispersion.racing.lineup import Plan, all_named, may_cut
+from lmeval_dispersion.racing.lineup import Named, Plan, all_named, may_cut
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # PEFT's, of transformers and torch
@@ -278,15 +278,18 @@ def test_arguments_are_the_bases_with_the_adapter_as_peft(adapters: Path, tmp_pa
 
 def test_a_block_of_adapters_has_their_base_once(adapters: Path) -> None:
     near, far = (str(adapters / name) for name in ("near", "far"))
-    listed = all_named([near, far], api=False, chosen="block")
-    raced = listed.joined(all_named([near], api=False)).ordered(listed.by, shared=True)
+    listed = all_named(Named.of([near, far]), api=False)
+    listed = listed._replace(entries=[each._replace(chosen="block") for each in listed.entries])
+    raced = listed.joined(all_named(Named.of([near]), api=False)).ordered(listed.by, shared=True)
     assert raced.by == "block"
     assert [(e.label, e.chosen) for e in raced.entries] == [
         ("sums-20 (base)", "base"), ("near", "named"), ("far", "block"),
     ]  # fmt: skip
-    again = raced.joined(all_named([far], api=False)).ordered(raced.by, shared=True)
+    again = raced.joined(all_named(Named.of([far]), api=False)).ordered(raced.by, shared=True)
     assert [e.chosen for e in again.entries] == ["base", "named", "named"]
-    merged = all_named([near, far, str(DEMO / "sums-30")], api=False).ordered(None, shared=True)
+    merged = all_named(Named.of([near, far, str(DEMO / "sums-30")]), api=False).ordered(
+        None, shared=True
+    )
     assert [e.label for e in merged.entries] == ["sums-20 (base)", "near", "far", "sums-30"]
     for lineup, loads in (
         (raced, ": 1 model load (for 2 checkpoints; "),

@@ -21,6 +21,7 @@ from lmeval_screener.weights.body import (
     likeness,
     read_body,
     tensors_in,
+    weights_in,
 )
 
 from lmeval_dispersion.installation import data_folder
@@ -39,7 +40,12 @@ def tensors(seed=0, dtype="F32", **changed):
 
 
 def body(folder, most=None):
-    return asyncio.run(read_body(open_folder(str(folder)), most))
+    snapshot = open_folder(str(folder))
+
+    async def read():
+        return await read_body(snapshot, await weights_in(snapshot), most)
+
+    return asyncio.run(read())
 
 
 @pytest.fixture

@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.report.declared import count
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.errors import ScreeningError, cannot
+from lmeval_screener.errors import BaseError, ScreeningError, cannot
 from lmeval_screener.formats import ADAPTERS, own_weights
+from lmeval_screener.targets.names import label
 from lmeval_screener.weights.adapters.names import PREFIX, BaseModules, module_of, words_of
 from lmeval_screener.weights.adapters.patterns import UnknownPattern, first_match
 from lmeval_screener.weights.architectures import (
@@ -212,9 +213,7 @@ class Adapter:
         """
         if self.has_base:
             return "next to it"
-        if self.revision is None:
-            return self.base
-        return f"{self.base}@{self.revision}"
+        return label(self.base, self.revision)
 
     @property
     def leaves_head(self) -> bool:
@@ -231,9 +230,8 @@ class Adapter:
         Args:
             why: The reason, as a continuation of "it is an adapter that".
         """
-        return cannot(
-            "AdapterOnly",
-            f"it is an adapter ({self.settings.get('peft_type', 'of unknown type')}) that {why}",
+        return self.broken_error(
+            why,
             f"merge it into its base {self.label} (merge_and_unload, save_pretrained) and screen "
             "the merged model",
         )
@@ -406,10 +404,6 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
             "those of the merged model; before merging, the head does not have that change"
         )
     return replace(projection, file=adapter.file, rows=rows, warnings=tuple(warnings))
-
-
-class BaseError(ScreeningError):
-    """The base of an adapter cannot be read, although the adapter itself can."""
 
 
 def _fitting(adapter: Adapter, projection: OutputProjection) -> tuple[Adapter, str]:
