@@ -288,7 +288,7 @@ def sublayers(asked: Sublayers) -> SublayersResult:
 
 
 def _check_parts(parts: Mapping[str, float | DataLike]) -> None:
-    """Raise UsageError for shares that are none, or more than the text."""
+    """Raise UsageError for a share outside (0, 1], or for shares that add up to more than 1."""
     shares = {name: part for name, part in parts.items() if isinstance(part, float)}
     for name, share in shares.items():
         if not 0 < share <= 1:

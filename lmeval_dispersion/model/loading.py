@@ -321,7 +321,10 @@ def _source(name: str | Path) -> str:
 
 
 def _near(path: Path) -> str:
-    """A hint at similar names, of folders beside it or else of models in the Hub's cache; may be empty."""
+    """A hint at folders with similar names next to ``path``, or else at models in the Hub's cache.
+
+    The hint is empty if no name is similar.
+    """
     if path.parent.is_dir():
         names = [child.name for child in path.parent.iterdir() if child.is_dir()]
         near = nearest(path.name, names)
