@@ -320,7 +320,7 @@ def _source(name: str | Path) -> str:
 
 
 def _near(path: Path) -> str:
-    """A hint at similar names, of folders beside it or else of models in the Hub's cache; may be empty."""
+    """A hint at similar names, of folders next to it or else of models in the Hub's cache; may be empty."""
     if path.parent.is_dir():
         names = [child.name for child in path.parent.iterdir() if child.is_dir()]
         near = nearest(path.name, names)
