@@ -8,7 +8,6 @@ than LoRA), or that fail, are loaded whole.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from typing import Any
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import seams
 from lmeval_dispersion.harness.adapters import downloaded
+from lmeval_dispersion.model.loading import folder_digest
 
 # Settings of a LoRA that leave the base as it is, where they are empty.
 _CHANGING = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
@@ -210,11 +210,7 @@ def _key(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """A base's arguments and settings, a tokenizer's folder by its content: adapters store copies."""
     folder = Path(str(arguments.get("tokenizer", "")))
     if "tokenizer" in arguments and folder.is_dir():
-        digest = hashlib.sha256()
-        for name in _TOKENIZER:
-            file = folder / name
-            digest.update(file.read_bytes() if file.is_file() else b"none")
-        arguments = {**arguments, "tokenizer": digest.hexdigest()}
+        arguments = {**arguments, "tokenizer": folder_digest(folder, _TOKENIZER)}
     return json.dumps([arguments, settings], sort_keys=True, default=str)
 
 

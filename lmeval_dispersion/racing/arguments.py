@@ -36,7 +36,7 @@ class Which:
     base: Annotated[str | None, Option("CHECKPOINT", action=Once)] = None
     all: bool = False
     by: Literal["rows", "block"] | None = None
-    audit_sample: Annotated[int, Option("N")] = 0
+    audit_sample: Annotated[int, Option("N", least=0)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmeval_dispersion.arguments import add_options, given_of, options_from
+from lmeval_dispersion.arguments import add_options, check_values, given_of, options_from
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     add_examples,
@@ -215,22 +215,17 @@ def _print_error(text: str) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse options that conflict, before anything is screened."""
+    """Refuse options that conflict or are out of range, before anything is screened."""
+    check_values(Showing(**given_of(Showing, args)))
     if args.shortlist is None and args.emit is None:
         if args.audit_sample:
             raise UsageError(
                 "needs --shortlist or --emit; add one of them", argument="audit_sample"
             )
-    elif args.shortlist is not None and args.shortlist < 1:
-        raise UsageError(f"expected at least 1 rank, got {args.shortlist}", argument="shortlist")
     elif args.registry is not None and args.since is not None:
         raise UsageError(
             "expected no --shortlist or --emit together with --since and --registry, which report "
             "only news; leave --since out"
-        )
-    if args.audit_sample < 0:
-        raise UsageError(
-            f"expected at least 0 checkpoints, got {args.audit_sample}", argument="audit_sample"
         )
 
 

@@ -33,6 +33,7 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import FINE_TUNES, SLOPES
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing import replay
+from lmeval_dispersion.racing.arguments import How
 from lmeval_dispersion.store.reading import read_store
 
 PATIENCE = 2
@@ -419,7 +420,7 @@ def test_race_folders(count: int, name: str, tmp_path: Path) -> None:
     """Judged anew; `tests/racing/live/test_race_folder.py` has what a race that goes on does."""
     whole_folder = tmp_path / "whole"
     finished_race(whole_folder)
-    judged = replay.judged(str(whole_folder), error=0.05, margin=0.01)
+    judged = replay.judged(str(whole_folder), How(error=0.05, margin=0.01))
     assert judged is not None
     assert judged.best == "a"
     folder = Path(shutil.copytree(whole_folder, tmp_path / "race"))
@@ -427,7 +428,7 @@ def test_race_folders(count: int, name: str, tmp_path: Path) -> None:
 
     def one(draw: random.Random) -> Callable[[], object]:
         (folder / name).write_text(json.dumps(damaged(whole, draw)))
-        return lambda: replay.judged(str(folder), error=0.05, margin=0.01)
+        return lambda: replay.judged(str(folder), How(error=0.05, margin=0.01))
 
     flood(count, one)
 

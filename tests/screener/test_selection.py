@@ -23,7 +23,7 @@ from lmeval_screener.screening.selection import (
     select,
 )
 
-from lmeval_dispersion.arguments import add_options
+from lmeval_dispersion.arguments import add_options, options_from
 from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.errors import UsageError
 
@@ -54,7 +54,8 @@ def chosen(*words, names=()):
     """The targets that options and names select."""
     parser = argparse.ArgumentParser()
     add_options(parser, Selecting)
-    return select(ScreenArguments(names, **vars(parser.parse_args(words))))
+    given = parser.parse_args(words, argparse.Namespace(checkpoints=names))
+    return select(options_from(ScreenArguments, given))
 
 
 def means(result):

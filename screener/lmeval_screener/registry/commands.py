@@ -85,7 +85,7 @@ class Questioned(RankedBy):
     _: KW_ONLY
     domain: Annotated[str | None, Option("SET")] = None
     scale: Annotated[str | None, Option("NAME")] = None
-    top: Annotated[int | None, Option("K")] = None
+    top: Annotated[int | None, Option("K", least=1)] = None
     since: str | None = None
 
 
@@ -121,8 +121,6 @@ def registry(asked: Questioned) -> Report:
         if getattr(asked, option) is not None and not is_used:
             kind = "query with SQL" if is_sql else action
             raise UsageError(f"{kind} does not use this option; leave it out", argument=option)
-    if asked.top is not None and asked.top < 1:
-        raise UsageError(f"expected at least 1 checkpoint, got {asked.top}", argument="top")
     order = asked.order
     one_thread()
     from lmeval_screener.registry import news, queries

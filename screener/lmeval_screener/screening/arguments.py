@@ -56,7 +56,7 @@ class Selecting:
     tag: Annotated[Sequence[str] | str, Option("NAME")] = ()
     base_model: Annotated[Sequence[str] | str, Option("CHECKPOINT")] = ()
     since: Annotated[str | None, Option("DATE")] = None
-    limit: Annotated[int | None, Option("N")] = None
+    limit: Annotated[int | None, Option("N", least=1)] = None
     demo: bool = False
 
 
@@ -136,7 +136,7 @@ class Showing:
 
     list: Literal["families", "domains", "tasks"] | None = None
     dry_run: bool = False
-    shortlist: Annotated[int | bool | None, Option("K", type=_places)] = None
-    audit_sample: Annotated[int, Option("N")] = 0
+    shortlist: Annotated[int | bool | None, Option("K", type=_places, least=1)] = None
+    audit_sample: Annotated[int, Option("N", least=0)] = 0
     emit: Annotated[Path | None, Option("FOLDER")] = None
     fail_if_below: Annotated[str | None, Option("CHECKPOINT")] = None

@@ -167,8 +167,6 @@ def select(arguments: ScreenArguments, notice: Notice | None = None) -> Selected
     limit = arguments.limit
     options = _queries(arguments)
     first = None if arguments.registry else _first_day(arguments.since)
-    if limit is not None and limit < 1:
-        raise UsageError(f"expected at least 1 model, got {limit}", argument="limit")
     parts: list[Query | str] = []
     for text in several(arguments.checkpoints):
         for name in read_list(sys.stdin) if text == "-" else [text]:
