@@ -148,7 +148,7 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
         (
             (*WHOLE, "--sizes", "9"),
             2,
-            "--sizes: expected an option that law takes, got one that belongs to sublayers; leave this option out",
+            "--sizes: expected an option that law takes, got one that belongs to sublayers; leave",
         ),
         (
             ("sublayers", "model", "tuned", "--data", "few.jsonl"),
