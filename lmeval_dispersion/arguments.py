@@ -116,7 +116,7 @@ def check_values(asked: Any) -> None:
         if value is field.default:
             continue
         least = _option(hints[field.name]).least
-        if least is not None and value < least:
+        if least is not None and not value >= least:  # NaN, too
             raise UsageError(f"expected at least {least}, got {value}", argument=field.name)
         choices = _choices(hints[field.name])
         if not choices:

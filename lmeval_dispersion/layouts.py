@@ -99,15 +99,28 @@ def mistake(
     return _Check(source, "", UsageError).mistake(key, expected, given, step)
 
 
+def similar_names(name: str, names: Collection[str]) -> list[str]:
+    """Return up to three similar names, the most similar first; upper and lower case are equal.
+
+    >>> similar_names("tinyMMUL", ["tinyMMLU", "gsm8k"])
+    ['tinyMMLU']
+    """
+    import difflib
+
+    by_lower: dict[str, str] = {}
+    for candidate in names:
+        by_lower.setdefault(candidate.lower(), candidate)
+    near = difflib.get_close_matches(name[:_NAME].lower(), list(by_lower), n=3)
+    return [by_lower[lower] for lower in near]
+
+
 def nearest(name: str, names: Collection[str]) -> str:
     """Return ``"; did you mean …?"`` with up to three similar names; "" if none is similar.
 
     >>> nearest("maths", ["math", "code"])
     '; did you mean math?'
     """
-    import difflib
-
-    near = difflib.get_close_matches(name[:_NAME].lower(), list(names), n=3)
+    near = similar_names(name, names)
     return f"; did you mean {', '.join(near)}?" if near else ""
 
 

@@ -240,6 +240,8 @@ def test_a_number_below_the_least_one_is_refused_in_python_and_by_the_command() 
     ):
         with pytest.raises(UsageError, match="minutes: expected at least 1, got 0"):
             wrong()
+    with pytest.raises(UsageError, match="minutes: expected at least 1, got nan"):
+        cook("soup", minutes=float("nan"))
 
 
 def test_what_a_caller_adds_stands_in_place_of_the_fields(

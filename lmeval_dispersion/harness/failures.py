@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lmeval_dispersion.errors import DispersionError, first_line
 from lmeval_dispersion.harness import install
-from lmeval_dispersion.layouts import nearest
+from lmeval_dispersion.layouts import similar_names
 from lmeval_dispersion.report.declared import listed
 
 
@@ -75,8 +75,13 @@ def near_tasks(names: Sequence[str], known: Sequence[str]) -> str:
 
     The hint gives similar names out of ``known``, or else the command that lists all tasks.
     """
-    hints = "".join(nearest(name.strip(), known) for name in names)
-    return hints or "; `dispersion run ls tasks` lists all tasks"
+    near: list[str] = []
+    for name in names:
+        near += similar_names(name.strip(), known)
+    if not near:
+        return "; `dispersion run ls tasks` lists all tasks"
+    three = list(dict.fromkeys(near))[:3]
+    return f"; did you mean {', '.join(three)}?"
 
 
 def _digits_alone(error: Exception) -> tuple[str, str] | None:

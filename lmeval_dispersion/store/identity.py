@@ -247,9 +247,13 @@ def shown_differences(differing: Differences) -> str:
 
     >>> shown_differences({"dtype": ("float32", "bfloat16"), "num_fewshot": ("0", "5")})
     'dtype (float32 and bfloat16), num_fewshot (0 and 5)'
+
+    Long values are shortened, unless they would then look equal.
     """
     parts = []
     for key, values in differing.items():
-        a, b = (shortened(str(value), _SHOWN) for value in values)
-        parts.append(f"{key} ({a} and {b})")
+        whole = [str(value) for value in values]
+        short = [shortened(value, _SHOWN) for value in whole]
+        shown = whole if short[0] == short[1] else short
+        parts.append(f"{key} ({shown[0]} and {shown[1]})")
     return ", ".join(parts)

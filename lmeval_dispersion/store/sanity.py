@@ -552,6 +552,8 @@ def _with_own_hash(documents: pd.DataFrame) -> pd.DataFrame:
     """Task, number and hash of the documents whose hash no other document of the task has."""
     hashes = documents[["task", "doc_id", "doc_hash"]].dropna()
     hashes = hashes.assign(task=hashes["task"].str.removesuffix(SUFFIX))
+    # A run may have a task and its dispersion task: they hold the same documents.
+    hashes = hashes.drop_duplicates(["task", "doc_id"], keep="last")
     return hashes.drop_duplicates(["task", "doc_hash"], keep=False)
 
 

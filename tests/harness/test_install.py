@@ -8,7 +8,7 @@ import yaml
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.harness import install
-from lmeval_dispersion.harness.failures import failure_sentence
+from lmeval_dispersion.harness.failures import failure_sentence, near_tasks
 from lmeval_dispersion.harness.records import METRICS
 
 
@@ -128,3 +128,16 @@ def test_failures_that_users_meet_are_one_sentence(error, expected):
     assert expected in sentence
     assert "\n" not in sentence
     assert bool(sentence) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("names", "hint"),
+    [
+        (["tinyMMUL"], "; did you mean tinyMMLU?"),
+        (["LAMBADA"], "; did you mean lambada?"),
+        (["gsm8kk", "arc_easyy"], "; did you mean gsm8k, arc_easy?"),
+        (["zzzz"], "; `dispersion run ls tasks` lists all tasks"),
+    ],
+)
+def test_tasks_that_do_not_exist_bring_one_hint(names, hint):
+    assert near_tasks(names, ["tinyMMLU", "lambada", "gsm8k", "arc_easy", "mmlu"]) == hint

@@ -6,7 +6,7 @@ import pytest
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.racing.contest import LOADS
-from lmeval_dispersion.racing.lineup import Entry, Lineup, Plan, may_cut, questions_of
+from lmeval_dispersion.racing.lineup import Entry, Lineup, Plan, may_cut, questions_of, time_words
 
 
 def lineup(checkpoints: int, *, base: bool = False, why: str = "block") -> Lineup:
@@ -112,3 +112,11 @@ def test_a_plan_of_a_budget_counts_what_is_answered() -> None:
     assert on.loads == sum(phase.checkpoints for phase in later)
     done = {str(i): later[-1].questions for i in range(9)}
     assert Plan.of(listed, listed.entries, 200, budget=180, api=False, answered=done).loads == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 s"), (89, "89 s"), (900, "15 min"), (7200, "2 h"), (9000, "2.5 h"), (108000, "30 h")],
+)
+def test_a_time_is_a_short_text(seconds: float, words: str) -> None:
+    assert time_words(seconds) == words

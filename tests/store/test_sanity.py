@@ -113,6 +113,13 @@ def test_documents_under_other_numbers_are_counted_by_their_hash() -> None:
     assert renumbered(first, documents(("u", 0, "h1"), ("t", 9, "other"), ("t", 4, None))) == 0
     twice = documents(("t", 0, "h"), ("t", 1, "h"), ("t", 2, "k"))
     assert renumbered(twice, documents(("t", 1, "h"), ("t", 0, "k"))) == 1
+    # A task and its dispersion task in one run.
+    order = [*enumerate("abcd")]
+    other_order = [*enumerate("dcba")]
+    both = ("t", "t_dispersion")
+    one = documents(*((task, number, text) for task in both for number, text in order))
+    other = documents(*((task, number, text) for task in both for number, text in other_order))
+    assert renumbered(one, other) == 4
 
 
 def test_why_a_checkpoint_fails() -> None:

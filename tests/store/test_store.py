@@ -28,6 +28,7 @@ from lmeval_dispersion.store.identity import (
     TASK_KEYS,
     model_notes,
     prompt_differences,
+    shown_differences,
 )
 
 PAGE = Path(__file__).parents[2] / "docs/reference/store.md"
@@ -397,3 +398,11 @@ def test_a_documents_numbers_flags_and_short_texts_are_columns():
         {f"f{i}": i for i in range(99)}, "p", ["A"], target="", options=[], alias=None
     )
     assert len(many) < len(plain) + 99
+
+
+def test_long_values_that_differ_at_their_end_are_shown_whole():
+    half, brain = (f'{{"load_in_4bit": true, "compute": "{name}"}}' for name in ("f16", "bf16"))
+    assert (
+        shown_differences({"quantization": (half, brain)}) == f"quantization ({half} and {brain})"
+    )
+    assert "…" in shown_differences({"quantization": (half, "none")})

@@ -520,7 +520,10 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
                 if any(str(digest).startswith("several:") for digest in digests):
                     del changes[key]
         if changes:
-            raise fitted_elsewhere(f"on another model: {shown_differences(changes)}")
+            raise fitted_elsewhere(
+                "on another model: the calibrator and the run differ in "
+                f"{shown_differences(changes)}"
+            )
     for key, name in compared.items():
         fitted = getattr(calibrator, key)
         if fitted != about[key]:

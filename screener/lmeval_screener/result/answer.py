@@ -84,7 +84,9 @@ def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
     counts = Counter(failure.error for failure in failed).most_common(most)
     numbers = [f"{number} {error}" for error, number in counts]
     others = len(failed) - sum(number for _, number in counts)
-    if others:
+    if others == 1:
+        numbers.append("1 with another error")
+    elif others:
         numbers.append(f"{others} with other errors")
     return ", ".join(numbers)
 

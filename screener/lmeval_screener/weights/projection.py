@@ -634,7 +634,12 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
     if inside:
         folder = inside[0].rpartition("/")[0]
         step = f"screen one of these folders, such as {snapshot.repo.rstrip('/')}/{folder}"
-        if not snapshot.is_local and "://" not in snapshot.repo:  # of the Hub
+        if snapshot.repo.startswith("models:"):  # of MLflow
+            step = (
+                f"download it (mlflow artifacts download -u {snapshot.repo}) and screen one of these "
+                f"folders, such as {folder}"
+            )
+        elif not snapshot.is_local and "://" not in snapshot.repo:  # of the Hub
             step = (
                 f"download one of these folders with `hf download {snapshot.repo} --include "
                 f"'{folder}/*' --local-dir FOLDER`, and screen FOLDER/{folder}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
@@ -12,6 +13,8 @@ import pytest
 from faulty_proxy import FaultyProxy
 from hub_client import unread, whole_gap
 from lmeval_screener import screen
+from lmeval_screener.checkpoints.snapshot import FileEntry, LocalSnapshot
+from lmeval_screener.weights.projection import no_weights_error
 from storages import expand, process
 
 from lmeval_dispersion.installation import data_folder
@@ -137,3 +140,11 @@ def test_a_server_that_is_not_there_is_named_at_once(monkeypatch):
 def test_a_package_that_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     unread("models:/sums", "MissingExtra", "lmeval-dispersion[mlflow]")
+
+
+def test_a_model_in_a_subfolder_is_downloaded_by_mlflows_own_command(tmp_path):
+    files = {"sub/model.safetensors": FileEntry("sub/model.safetensors", 8, None)}
+    stored = LocalSnapshot("models:/sums/2", tmp_path, files)
+    error = asyncio.run(no_weights_error(stored))
+    assert "mlflow artifacts download -u models:/sums/2" in str(error)
+    assert "such as sub" in str(error)

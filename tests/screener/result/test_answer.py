@@ -352,6 +352,8 @@ def test_failures_come_last_and_first_where_most_failed():
     ]
     firsts = "the first of each: org/0: none; org/gated: ask"
     assert not_screened(mixed).endswith(f"(3 RepoNotFound, 2 GatedRepo); {firsts}")
+    rare = [*failures, *mixed[3:], failed("org/big", "TooLarge"), failed("org/odd", "BadHeader")]
+    assert "1 TooLarge, 1 with another error" in result(ranking(9), rare).answer()[-1]
     for count, place in ((2, 0), (4, -1)):
         said = result(ranking(count), failures).answer()
         assert (
