@@ -793,13 +793,13 @@ class Plan:
 
 
 def time_words(seconds: float) -> str:
-    """Return a time as text, such as ``40 s``, ``12 min``, ``2.5 h`` or ``30 h``."""
+    """Return a time as text, such as ``40 s``, ``12 min``, ``2.5 h`` or ``7 h``."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     if seconds < 7200:
         return f"{round(seconds / 60)} min"
     hours = seconds / 3600
-    if hours < 10:
+    if hours < 5:
         return f"{hours:.1f}".removesuffix(".0") + " h"
     return f"{round(hours)} h"
 

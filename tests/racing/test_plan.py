@@ -116,7 +116,7 @@ def test_a_plan_of_a_budget_counts_what_is_answered() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.2, "1 s"), (89, "89 s"), (900, "15 min"), (7200, "2 h"), (9000, "2.5 h"), (108000, "30 h")],
+    [(0.2, "1 s"), (89, "89 s"), (900, "15 min"), (7200, "2 h"), (9000, "2.5 h"), (24000, "7 h")],
 )
 def test_a_time_is_a_short_text(seconds: float, words: str) -> None:
     assert time_words(seconds) == words
