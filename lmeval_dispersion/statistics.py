@@ -477,8 +477,9 @@ def paired_bounds(
 
     They are computed as if two more documents had changed by ``span``, one up and one down. Without
     these, Student's interval is too short where changes are large but so rare that a few documents
-    show none. With n > 50 documents the two added ones count 50/n each. For up to 50 answers that
-    are right or wrong, this is Bonett and Price's interval, which adds two answers.
+    show none. With n > 50 documents of equal weight the two added ones count 50/n each. For up to
+    50 answers that are right or wrong, centre and standard error are those of Bonett and Price, who
+    add two answers; but the quantile is Student's instead of the normal one.
 
     Args:
         changes: The documents' differences (n,), n > 1, in [-span, span].

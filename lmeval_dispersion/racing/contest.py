@@ -532,7 +532,10 @@ class Contest:
         return len(answers.score)
 
     def by_question(self, label: str) -> Array:
-        """Return a checkpoint's score of each of the N questions, shape (N,); NaN where it was not asked."""
+        """Return a checkpoint's score on each of the N questions; NaN where it was not asked.
+
+        Shape (N,). The checkpoint must have answered a question.
+        """
         scores = np.full(self.questions, np.nan)
         asked = self.order(label)[: self.count(label)]
         scores[asked] = self.answered[label].score

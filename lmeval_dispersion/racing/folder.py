@@ -295,9 +295,10 @@ class RaceFolder:
     def may_load(self, entry: Entry) -> bool:
         """Whether the command may load an entry's checkpoint.
 
-        It may if the command names the checkpoint, or an adapter whose base the checkpoint is. If
-        the entry's revision is not a commit, the command has to name the same revision. True for
-        every entry if ``named`` is None.
+        It may if the command names the checkpoint, a pattern that matches it, or an adapter whose
+        base it is. If the command names the checkpoint itself, and the entry's revision is a branch
+        or a tag, the command has to name the same revision. True for every entry if ``named`` is
+        None.
         """
         if self.named is None:
             return True

@@ -685,10 +685,10 @@ def raced(
         seed: Seed that draws the questions and their orders.
         cut: Whether most of a long list may be left out after the shared questions (see
             :meth:`Contest.turns`).
-        budget: The most questions, which are spent on phases of shared questions; None for a race
-            to its end.
+        budget: Maximum number of questions, summed over all checkpoints and asked in phases (see
+            :func:`~lmeval_dispersion.racing.contest.phases`); None to race to the end.
         goes_on: Whether the race goes on to its end once the budget is spent.
-        kept: Whether all checkpoints stay loaded from phase to phase.
+        kept: Whether to plan the phases for checkpoints that all stay loaded.
         watch: Called with the contest each time that answers have come in.
         settings: Further arguments of :class:`Contest`; ``weights`` are in the order of the
             answers.

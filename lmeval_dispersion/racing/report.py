@@ -261,8 +261,9 @@ class Race(Report):
     def charts(self) -> dict[str, Chart]:
         """Return the charts ``race`` and ``margin``; a chart without data is left out.
 
-        ``race`` has each checkpoint's mean score after more and more questions, and ``margin`` the
-        margin shown against the questions asked of all checkpoints together.
+        ``race`` draws each checkpoint's mean score as more questions are asked of it. ``margin``
+        draws the smallest margin that the answers support, against the number of questions asked of
+        all checkpoints together.
         """
         charts = dict[str, Chart]()
         if any(row.label in self._answered for row in self.checkpoints):

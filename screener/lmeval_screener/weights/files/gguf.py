@@ -604,10 +604,14 @@ class _Walk:
             end = start + offset + math.prod(shape) // weights * size
             if name in tensors:
                 raise self._bad(f"the tensor {name!r} occurs twice")
-            if offset % alignment or end > self._size:
+            if offset % alignment:
                 raise self._bad(
-                    f"{name!r} lies at bytes {start + offset:,} to {end:,}, which is not aligned "
-                    f"to {alignment}, or is beyond the file's {self._size:,} bytes"
+                    f"{name!r} begins at byte {start + offset:,}, which is not a multiple of "
+                    f"{alignment}"
+                )
+            if end > self._size:
+                raise self._bad(
+                    f"{name!r} ends at byte {end:,}, but the file has only {self._size:,} bytes"
                 )
             tensors[name] = Tensor(name, dtype, shape, start + offset, end)
         at = start

@@ -124,8 +124,13 @@ def _tensor(name: str, entry: Any, offset: int) -> Tensor:
         raise _bad(f"the entry of {name!r} {_fault(entry)}")
     tensor = Tensor(name, entry.dtype, entry.shape, offset + entry.begin, offset + entry.end)
     size = entry.end - entry.begin
-    if tensor.elements * DTYPE_BITS[entry.dtype] != 8 * size:
-        raise _bad(f"{name!r}: {entry.dtype} of shape {entry.shape} does not fill {size} bytes")
+    bits = tensor.elements * DTYPE_BITS[entry.dtype]
+    if bits != 8 * size:
+        needed = f"{bits} bits" if bits % 8 else f"{bits // 8} bytes"
+        raise _bad(
+            f"{name!r}: {entry.dtype} of shape {entry.shape} takes {needed}, but its data_offsets "
+            f"span {size} bytes"
+        )
     return tensor
 
 
