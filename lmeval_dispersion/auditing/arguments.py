@@ -73,7 +73,7 @@ class RankArguments(OneRun):
 
     Attributes:
         worst: List the N documents whose vectors are closest to those of all other documents; these
-            are probably hard for the model. Default: none.
+            are probably hard for the model. Without this option, the list is left out.
 
             In Python, :func:`rank` lists 20 documents by default.
     """

@@ -162,8 +162,8 @@ class Evaluation:
         models: Keeps the loaded model, which adapters of one base share.
 
     Raises:
-        UsageError: lm-eval does not know a task, a task has no metric with scores from 0 to 1 of
-            which higher ones are better, or the limit leaves a unit without questions.
+        UsageError: lm-eval does not know a task, a task has no metric with scores from 0 to 1 where
+            higher is better, or the limit leaves a unit without questions.
         HarnessError: A task lacks the filter or metric that is named for it.
     """
 
@@ -678,7 +678,7 @@ class Entrant:
                 answer are not finite.
             UsageError: The whole race cannot go on: lm-eval has no such backend, the backend gives
                 no log-likelihoods and a task needs them, or a task's metric does not give scores
-                from 0 to 1 of which higher ones are better.
+                from 0 to 1 where higher is better.
             HarnessError: The checkpoint got other prompts than earlier checkpoints.
             DispersionError: The answers cannot be written.
         """

@@ -785,7 +785,7 @@ def deleted_note(contest: Contest) -> list[str]:
 
 
 def race_name(tasks: str) -> str:
-    """Return the name of the folder of a race on ``tasks``, which are ``NAME,NAME``.
+    """Return the name of the folder of a race on ``tasks``, names separated by commas.
 
     It is ``race-`` and the tasks, in which ``-`` replaces characters other than letters, digits,
     ``_``, ``.`` and ``-``.
@@ -924,7 +924,10 @@ def what_loads(arguments: Mapping[str, str]) -> tuple[str, str]:
     """Return the name that a checkpoint is loaded by, and its GGUF file (empty without one).
 
     The name is a folder, a repository without the commit, or the name by which a server knows the
-    model.
+    model. An adapter is loaded by its own name, not by that of its base.
+
+    Args:
+        arguments: lm-eval's model_args of the checkpoint, by name.
     """
     adapter = arguments.get("peft", "")
     if adapter and not os.path.isabs(adapter):

@@ -117,7 +117,8 @@ class Replay(Report):
         questions_each: Number of questions that all models answered.
         by: In which order the checkpoints raced: ``rows``, in the screen's order or as given, or
             ``block``, by their scores on shared questions.
-        budget: The most questions, summed over the checkpoints; None for a race to its end.
+        budget: Maximum number of questions, summed over the checkpoints; None for a race without a
+            budget.
         left_out: Labels of the checkpoints that were left out after the shared questions.
         seed: Seed of the race, and of the random orders.
         orders: Number of races in random orders.
@@ -334,9 +335,9 @@ def _stores(places: Sequence[str], metric: str | None) -> tuple[list[Store], dic
             f"{', '.join(names)}; name one set of results for each model"
         )
     if len(stores) < 2:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        reasons = ", ".join(f"{name} ({reason})" for name, reason in failed.items())
         raise UsageError(
-            f"expected two or more models with finite answers, got {len(stores)}; {reasons}"
+            f"expected two or more models with finite answers, got {len(stores)}; left out: {reasons}"
         )
     return stores, failed
 
@@ -780,8 +781,8 @@ def released(seed: int = 0, *, budget: int | str | None = None, **settings: Any)
 
     Args:
         seed: Seed that draws the questions and their orders.
-        budget: The most questions, summed over the models: a number, or a share ``N%`` of all; None
-            for a race to its end.
+        budget: Maximum number of questions, summed over the models: a number, or a share ``N%`` of
+            all; None to race to the end.
         settings: Further arguments of :func:`raced`.
 
     Raises:

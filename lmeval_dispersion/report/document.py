@@ -162,7 +162,7 @@ def fields_of(row: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, drawn on pages, in notebooks and in picture files, but not in the terminal.
+    """A chart, which is drawn on pages, in notebooks and in picture files.
 
     Attributes:
         draw: The Vega-Lite specification with its data inside, or a function that makes it.

@@ -149,7 +149,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
 
         Returns:
             The figures to log, by name: ``race/score``, ``race/margin`` and ``race/best_step``, and
-            those of ``Measuring.measure``. Figures that could not be obtained are missing.
+            those of ``Measuring.measure``. Figures that could not be obtained are left out.
 
         Raises:
             UsageError: At the first call, if an argument, a task or the folder cannot be used.
@@ -209,7 +209,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         return self._at(args, state, control, given["model"])
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask the model that was just saved."""
+        """Ask the model that was just saved, log its figures, and end the training if it may stop."""
         return self._at(args, state, control, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -284,8 +284,8 @@ class Hub:
     ) -> tuple[T, aiohttp.ClientResponse]:
         """Request an address of the Hub's API; return the result and the response.
 
-        ``parse`` turns the response's JSON into the result. ``what`` and ``revision`` are named in
-        messages.
+        ``parse`` turns the response's JSON into the result. ``account`` limits the time and counts
+        the traffic. ``what`` and ``revision`` are named in messages.
 
         Raises:
             ScreeningError: The Hub refuses, the request fails after retries, ``parse`` raises an

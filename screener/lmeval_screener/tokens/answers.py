@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.layouts import mistake, nearest
+from lmeval_dispersion.layouts import nearest
 from lmeval_screener.budgets import load_yaml
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.sets import (
