@@ -281,7 +281,7 @@ def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
     """
     numbers = np.asarray(values, dtype=np.float64)
     if not len(numbers):
-        raise TooFewVectorsError("expected at least one value, got none")
+        raise TooFewVectorsError("expected at least one value, got none; pass one or more")
     mean = float(numbers.mean())
     if len(numbers) < 2:
         return Interval(mean, *UNDEFINED)

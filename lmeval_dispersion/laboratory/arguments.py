@@ -76,7 +76,7 @@ class OfSegments:
 
     Attributes:
         segments: Maximum number of segments to draw from a text. `dispersion probe sublayers` uses
-            it only for the texts of its kNN-LM (see its option knn).
+            it only for the texts of its kNN-LM (`--knn`).
     """
 
     segments: Annotated[int, Option("N")] = 100_000

@@ -25,7 +25,7 @@ from transformers import Trainer, TrainerCallback
 
 from lmeval_dispersion.arguments import check_values
 from lmeval_dispersion.asking import ERROR, Asking
-from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError, count
 from lmeval_dispersion.output import say_above_progress
 from lmeval_dispersion.training.measuring import Measuring
 from lmeval_dispersion.training.no_trace import without_trace
@@ -339,7 +339,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             race.lower(max(_LEAST, affordable))
             limit = "at most" if race.questions <= affordable else "more than"
             _say(
-                f"race: number of questions for each save: {race.questions}; they take {limit} "
+                f"race: each save is asked {count(race.questions, 'question')}; this takes {limit} "
                 f"{100 * share:g} % of the time between two saves"
             )
 

@@ -158,7 +158,10 @@ TYPES = "tokenizer.ggml.token_type"
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (gguf(*[(f"a{i}", 9, array(0, 10**6, bytes(10**6))) for i in range(8)]), "hold more values"),
+        (
+            gguf(*[(f"a{i}", 9, array(0, 10**6, bytes(10**6))) for i in range(8)]),
+            "hold more values",
+        ),
         (gguf((TYPES, 9, array(2, 6_000_000, bytes(12_000_000)))), "hold more values"),
         (
             gguf(("tokenizer.ggml.tokens", 9, array(8, 10**6)), ("b", 9, array(9, 10**9))),

@@ -64,7 +64,8 @@ def parse_length(start: bytes, file_size: int) -> int:
         )
     if 8 + length > file_size:
         raise _bad(
-            f"its first 8 bytes announce a header of {length:,} bytes in a file of {file_size:,}"
+            f"its first 8 bytes announce a header of {length:,} bytes, but the file has only "
+            f"{file_size:,} bytes"
         )
     return int(length)
 
