@@ -545,7 +545,7 @@ class Contest:
         """Return a checkpoint's mean score over the questions that it was asked so far.
 
         If questions have weights, this is an estimate of the weighted mean over all questions; it
-        is exact once all were asked.
+        is exact once all were asked. The checkpoint must have answered a question.
         """
         return self._score(label, self.count(label))
 

@@ -121,8 +121,8 @@ class RaceFolder:
         named: Name and GGUF file of each checkpoint that the command names -> lm-eval's arguments
             for it. None if every checkpoint of the list may be loaded.
         patterns: Words of the command that could not be resolved to checkpoints.
-        left_out: Label -> name of each checkpoint that is not loaded, because the command does not
-            name it.
+        left_out: Label -> name, for a command, of each checkpoint that is not loaded because this
+            command does not name it (see :meth:`may_load`).
         margins: The margins shown so far (see :class:`~lmeval_dispersion.racing.report.MarginAt`),
             one for each time that the margin became smaller.
         budget: The most shared questions that this command allows, summed over the checkpoints;
@@ -232,7 +232,7 @@ class RaceFolder:
         for entry in self.lineup.entries:
             if entry.chosen and not self.may_load(entry) and not self._has_answers(entry):
                 if not is_deleted(entry):
-                    self.left_out[entry.label] = what_loads(entry.arguments)[0]
+                    self.left_out[entry.label] = _as_named(entry.arguments)
                 entry = entry._replace(chosen=None)
             entries.append(entry)
         return entries
@@ -549,7 +549,7 @@ class RaceFolder:
     def _check_may_ask(self, entry: Entry) -> None:
         """Raise Spent where the command does not name a checkpoint, or nothing may be asked any more."""
         if not self.may_load(entry):
-            self.left_out[entry.label] = what_loads(entry.arguments)[0]
+            self.left_out[entry.label] = _as_named(entry.arguments)
             raise Spent
         if self.allowance.spent:
             raise Spent
@@ -669,12 +669,13 @@ class RaceFolder:
         if not self.left_out:
             return []
         labels = listed([*self.left_out])
+        were = "was" if len(self.left_out) == 1 else "were"
+        them = "it" if len(self.left_out) == 1 else "them"
         places = shlex.join([*self.left_out.values()])
         folder = shlex.quote(str(self.path))
         return [
-            f"Not loaded, because this command does not name these checkpoints: {labels}; to "
-            f"include them, run `dispersion race … {places} --tasks {self.tasks} --output_path "
-            f"{folder}`."
+            f"{labels} {were} not loaded, because this command does not name {them}; to include "
+            f"{them}, run `dispersion race … {places} --tasks {self.tasks} --output_path {folder}`."
         ]
 
     def result(
@@ -795,6 +796,15 @@ def race_name(tasks: str) -> str:
     """
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", tasks)
     return f"race-{plain}"
+
+
+def _as_named(arguments: Mapping[str, str]) -> str:
+    """A checkpoint's name on the command line, with its branch or tag and its GGUF file."""
+    name, file = what_loads(arguments)
+    revision = arguments.get("revision")
+    if revision and not arguments.get("peft") and not COMMIT.fullmatch(revision):
+        name = f"{name}@{revision}"
+    return f"{name}:{file}" if file else name
 
 
 def begun_in_run(words: Sequence[str], tasks: str) -> Path | None:

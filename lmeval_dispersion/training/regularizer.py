@@ -90,7 +90,7 @@ class DispersionRegularizer:
     Args:
         model: A causal decoder of transformers, bare or wrapped.
         loss: Name of a loss of :mod:`lmeval_dispersion.training.losses`, a ``DispersionLoss``, or a
-            function of your own as ``DispersionLoss`` takes it.
+            function of your own (see ``DispersionLoss``).
         layers: The blocks whose output states count: ``last`` (after the final norm), ``all``,
             ``early_half``, ``late_half``, names such as ``layer.3``, or indices such as ``[0,
             -1]``.
