@@ -281,7 +281,7 @@ def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
     """
     numbers = np.asarray(values, dtype=np.float64)
     if not len(numbers):
-        raise TooFewVectorsError("expected at least one value, got none")
+        raise TooFewVectorsError("expected at least one value, got none; pass one or more")
     mean = float(numbers.mean())
     if len(numbers) < 2:
         return Interval(mean, *UNDEFINED)
@@ -477,8 +477,9 @@ def paired_bounds(
 
     They are computed as if two more documents had changed by ``span``, one up and one down. Without
     these, Student's interval is too short where changes are large but so rare that a few documents
-    show none. With n > 50 documents the two added ones count 50/n each. For up to 50 answers that
-    are right or wrong, this is Bonett and Price's interval, which adds two answers.
+    show none. With n > 50 documents of equal weight the two added ones count 50/n each. For up to
+    50 answers that are right or wrong, centre and standard error are those of Bonett and Price, who
+    add two answers; but the quantile is Student's instead of the normal one.
 
     Args:
         changes: The documents' differences (n,), n > 1, in [-span, span].

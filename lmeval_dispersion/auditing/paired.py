@@ -285,8 +285,7 @@ class Best:
         others = [best, *(name for name in self.not_worse if name not in self.highest)]
         worse = listed(self.worse)
         return (
-            f"Not shown to be worse than the best: {listed(others)}; shown to be worse: {worse} "
-            f"({test})."
+            f"Any of these may be the best: {listed(others)}; shown to be worse: {worse} ({test})."
         )
 
 

@@ -315,8 +315,9 @@ def _signal(name: str, values: Array, run: AuditRun, parts: list[Slice]) -> Sign
     right = run.right[known]
     n = len(known)
     if right.all() or not right.any():
+        answered = "right" if right.all() else "wrong"
         return Signal(
-            name, n, missing="the documents for which it is known are all right or all wrong"
+            name, n, missing=f"all documents for which it is known were answered {answered}"
         )
     if np.ptp(signal) == 0:
         return Signal(name, n, missing="it is the same for all documents")

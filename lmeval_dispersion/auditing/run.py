@@ -402,7 +402,7 @@ def check_labels(run: AuditRun, what: str) -> None:
     ``what`` is the beginning of the error's message, such as ``mixtures need``.
 
     Raises:
-        UsageError: The run has no labels, or its answers are all right or all wrong.
+        UsageError: The run has no labels, or not both right and wrong answers.
     """
     rows = run.labelled
     right = int(run.right[rows].sum())

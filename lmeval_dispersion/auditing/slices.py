@@ -440,7 +440,8 @@ def association(
     x, y = _columns(points)
     rho = float(rank_correlations(x, y[None])[0])
     if np.isnan(rho):
-        return Missing("all slices have the same accuracy or the same dispersion")
+        equal = "dispersion" if np.ptp(x) == 0 else "accuracy"
+        return Missing(f"all slices have the same {equal}")
     of_task.pop(None, None)
     large = [part for part in of_task.values() if len(part) >= _FEWEST_OF_A_TASK]
     inside = None
@@ -600,7 +601,7 @@ def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
     why no slice can be named.
     """
     if isinstance(least, Missing):
-        return f"No least dispersed {name} can be named: {least.missing}."
+        return f"The least dispersed {name} cannot be named: {least.missing}."
     if least.not_clear == least.others:
         apart = "which does not differ clearly from any other"
     elif least.not_clear:

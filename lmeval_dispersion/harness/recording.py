@@ -214,7 +214,10 @@ class TokenRecorder(Recorder):
         return original(logits, *args, **kwargs)
 
     def flush(self) -> None:
-        """Copy the last batch's states and log-probabilities from the device to their requests."""
+        """Copy the latest batch's states from the device to their requests.
+
+        The requests also get the perplexities of their questions.
+        """
         # lm-eval has synchronised the device by now.
         _keep(self.fresh, [wanted for _, wanted in self.rows])
         if self.sums:

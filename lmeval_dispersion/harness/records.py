@@ -256,7 +256,9 @@ class TaskMetrics:
             if n < 2 and (labelled or which == "all"):
                 kind = "" if which == "all" else f"{which} "
                 shared = f"{metric} is NaN (fewer than two {kind}documents)"
-                own = f"{metric} is NaN: expected two or more {kind}documents, got {n}"
+                own = (
+                    f"{metric} is NaN: expected two or more {kind}documents, got {n}; evaluate more"
+                )
                 warnings.append((shared, own))
         for layer, bad in self.without_direction.items():
             if bad:

@@ -75,8 +75,8 @@ class OfSegments:
     """How many segments of a text are used.
 
     Attributes:
-        segments: Maximum number of segments to draw from a text. The study sublayers uses it for the
-            texts of its kNN-LM only (see knn).
+        segments: Maximum number of segments to draw from a text. `dispersion probe sublayers` uses
+            it only for the texts of its kNN-LM (`--knn`).
     """
 
     segments: Annotated[int, Option("N")] = 100_000

@@ -116,7 +116,7 @@ class ClustersResult(StudyResult):
         ngrams = self.ngrams[self.ngrams["model"] == first]
         more = ""
         if len(ngrams) > _SHOWN_NGRAMS:
-            more = f"The JSON output lists all {len(ngrams)} n-grams."
+            more = f"The JSON output lists all {len(ngrams)} n-grams of {first}."
         caption = "Ratio of the distances between and within clusters"
         return {
             "some": table(self.summary, caption, _RATIOS, most=12),

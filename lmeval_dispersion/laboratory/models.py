@@ -61,7 +61,7 @@ class CausalModel:
     """A left-to-right language model, for the states and log-probabilities of segments of text.
 
     Args:
-        model: The model, as `load_model` takes it.
+        model: Hub id or folder, a `ModelChoice`, or a model that is already loaded.
         batch: Number of segments in one forward pass.
 
     Attributes:

@@ -63,7 +63,7 @@ _LAYOUT = 4  # of kept units and rows; another number makes other studies
 
 @dataclass
 class Study:
-    """One measure of one model on one text, while it runs.
+    """One measure of one model, while it runs.
 
     Attributes:
         place: Folder in which finished units of work are kept; with the suffix ``.json``, the file

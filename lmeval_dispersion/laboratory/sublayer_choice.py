@@ -175,10 +175,10 @@ def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
         keys: The rows of the table ``knn`` of a `SublayersResult`.
     """
     best = min(keys, key=lambda row: row["perplexity"])
-    interval = f"95 % interval {best['change_low']:+.2f} to {best['change_high']:+.2f}"
+    interval = f"95 % interval {best['change_low']:+.2f} % to {best['change_high']:+.2f} %"
     over = f"over {count(best['documents'], best['unit'])}"
     moved = (
-        f"from {best['without']:.2f} to {best['perplexity']:.2f} {over}, by "
+        f"from {best['without']:.2f} to {best['perplexity']:.2f} {over}, a change of "
         f"{best['change']:+.2f} % ({interval})"
     )
     if best["change_high"] < 0:
@@ -235,7 +235,7 @@ def _moved(row: Mapping[str, Any]) -> str:
     """A clear change of perplexity in words."""
     ends = sorted(abs(row[name]) for name in ("change_low", "change_high"))
     way = "lower" if row["change"] < 0 else "higher"
-    interval = f"95 % interval {ends[0]:.2f} to {ends[1]:.2f}"
+    interval = f"95 % interval {ends[0]:.2f} % to {ends[1]:.2f} %"
     return f"{abs(row['change']):.2f} % ({interval}) {way} perplexity"
 
 

@@ -532,7 +532,10 @@ class Contest:
         return len(answers.score)
 
     def by_question(self, label: str) -> Array:
-        """Return a checkpoint's score of each of the N questions, shape (N,); NaN where it was not asked."""
+        """Return a checkpoint's score on each of the N questions; NaN where it was not asked.
+
+        Shape (N,). The checkpoint must have answered a question.
+        """
         scores = np.full(self.questions, np.nan)
         asked = self.order(label)[: self.count(label)]
         scores[asked] = self.answered[label].score
@@ -542,7 +545,7 @@ class Contest:
         """Return a checkpoint's mean score over the questions that it was asked so far.
 
         If questions have weights, this is an estimate of the weighted mean over all questions; it
-        is exact once all were asked.
+        is exact once all were asked. The checkpoint must have answered a question.
         """
         return self._score(label, self.count(label))
 

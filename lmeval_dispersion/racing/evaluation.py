@@ -162,8 +162,8 @@ class Evaluation:
         models: Keeps the loaded model, which adapters of one base share.
 
     Raises:
-        UsageError: lm-eval does not know a task, a task has no metric with scores from 0 to 1 of
-            which higher ones are better, or the limit leaves a unit without questions.
+        UsageError: lm-eval does not know a task, a task has no metric with scores from 0 to 1 where
+            higher is better, or the limit leaves a unit without questions.
         HarnessError: A task lacks the filter or metric that is named for it.
     """
 
@@ -243,7 +243,7 @@ class Evaluation:
         """Return a checkpoint's score, as lm-eval computes it from the scores of single questions.
 
         Args:
-            scores: Score of each question, NaN where there is none. Shape (N,).
+            scores: Score on each question, NaN where there is none. Shape (N,).
             places: Indices of the questions to count, shape (k,); None for all.
 
         Returns:
@@ -263,7 +263,7 @@ class Evaluation:
     def by_unit(self, scores: NDArray[np.float64]) -> dict[str, tuple[int, float]]:
         """Return the number of scores in each unit (task or group) and their mean, by unit.
 
-        The mean is NaN for a unit without a score. ``scores`` is the score of each question, shape
+        The mean is NaN for a unit without a score. ``scores`` is the score on each question, shape
         (N,); NaN where the question was not asked.
         """
         means = dict[str, tuple[int, float]]()
@@ -277,7 +277,7 @@ class Evaluation:
         """Return the sections ``results`` and ``n-samples`` of a results file.
 
         A task without a score is left out. A group that is a unit has a score, without a standard
-        error, if one metric scores all its tasks. ``scores`` is the score of each question, NaN
+        error, if one metric scores all its tasks. ``scores`` is the score on each question, NaN
         where the question was not asked. Shape (N,).
         """
         figures = dict[str, Any]()
@@ -678,7 +678,7 @@ class Entrant:
                 answer are not finite.
             UsageError: The whole race cannot go on: lm-eval has no such backend, the backend gives
                 no log-likelihoods and a task needs them, or a task's metric does not give scores
-                from 0 to 1 of which higher ones are better.
+                from 0 to 1 where higher is better.
             HarnessError: The checkpoint got other prompts than earlier checkpoints.
             DispersionError: The answers cannot be written.
         """

@@ -121,8 +121,8 @@ class RaceFolder:
         named: Name and GGUF file of each checkpoint that the command names -> lm-eval's arguments
             for it. None if every checkpoint of the list may be loaded.
         patterns: Words of the command that could not be resolved to checkpoints.
-        left_out: Label -> name of each checkpoint that is not loaded, because the command does not
-            name it.
+        left_out: Label -> name, for a command, of each checkpoint that is not loaded because this
+            command does not name it (see :meth:`may_load`).
         margins: The margins shown so far (see :class:`~lmeval_dispersion.racing.report.MarginAt`),
             one for each time that the margin became smaller.
         budget: The most shared questions that this command allows, summed over the checkpoints;
@@ -232,7 +232,7 @@ class RaceFolder:
         for entry in self.lineup.entries:
             if entry.chosen and not self.may_load(entry) and not self._has_answers(entry):
                 if not is_deleted(entry):
-                    self.left_out[entry.label] = what_loads(entry.arguments)[0]
+                    self.left_out[entry.label] = _as_named(entry.arguments)
                 entry = entry._replace(chosen=None)
             entries.append(entry)
         return entries
@@ -295,9 +295,10 @@ class RaceFolder:
     def may_load(self, entry: Entry) -> bool:
         """Whether the command may load an entry's checkpoint.
 
-        It may if the command names the checkpoint, or an adapter whose base the checkpoint is. If
-        the entry's revision is not a commit, the command has to name the same revision. True for
-        every entry if ``named`` is None.
+        It may if the command names the checkpoint, a pattern that matches it, or an adapter whose
+        base it is. If the command names the checkpoint itself, and the entry's revision is a branch
+        or a tag, the command has to name the same revision. True for every entry if ``named`` is
+        None.
         """
         if self.named is None:
             return True
@@ -548,7 +549,7 @@ class RaceFolder:
     def _check_may_ask(self, entry: Entry) -> None:
         """Raise Spent where the command does not name a checkpoint, or nothing may be asked any more."""
         if not self.may_load(entry):
-            self.left_out[entry.label] = what_loads(entry.arguments)[0]
+            self.left_out[entry.label] = _as_named(entry.arguments)
             raise Spent
         if self.allowance.spent:
             raise Spent
@@ -668,12 +669,13 @@ class RaceFolder:
         if not self.left_out:
             return []
         labels = listed([*self.left_out])
+        were = "was" if len(self.left_out) == 1 else "were"
+        them = "it" if len(self.left_out) == 1 else "them"
         places = shlex.join([*self.left_out.values()])
         folder = shlex.quote(str(self.path))
         return [
-            f"Not loaded, because this command does not name these checkpoints: {labels}; to "
-            f"include them, run `dispersion race … {places} --tasks {self.tasks} --output_path "
-            f"{folder}`."
+            f"{labels} {were} not loaded, because this command does not name {them}; to include "
+            f"{them}, run `dispersion race … {places} --tasks {self.tasks} --output_path {folder}`."
         ]
 
     def result(
@@ -784,7 +786,7 @@ def deleted_note(contest: Contest) -> list[str]:
 
 
 def race_name(tasks: str) -> str:
-    """Return the name of the folder of a race on ``tasks``, which are ``NAME,NAME``.
+    """Return the name of the folder of a race on ``tasks``, names separated by commas.
 
     It is ``race-`` and the tasks, in which ``-`` replaces characters other than letters, digits,
     ``_``, ``.`` and ``-``.
@@ -794,6 +796,15 @@ def race_name(tasks: str) -> str:
     """
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", tasks)
     return f"race-{plain}"
+
+
+def _as_named(arguments: Mapping[str, str]) -> str:
+    """A checkpoint's name on the command line, with its branch or tag and its GGUF file."""
+    name, file = what_loads(arguments)
+    revision = arguments.get("revision")
+    if revision and not arguments.get("peft") and not COMMIT.fullmatch(revision):
+        name = f"{name}@{revision}"
+    return f"{name}:{file}" if file else name
 
 
 def begun_in_run(words: Sequence[str], tasks: str) -> Path | None:
@@ -923,7 +934,10 @@ def what_loads(arguments: Mapping[str, str]) -> tuple[str, str]:
     """Return the name that a checkpoint is loaded by, and its GGUF file (empty without one).
 
     The name is a folder, a repository without the commit, or the name by which a server knows the
-    model.
+    model. An adapter is loaded by its own name, not by that of its base.
+
+    Args:
+        arguments: lm-eval's model_args of the checkpoint, by name.
     """
     adapter = arguments.get("peft", "")
     if adapter and not os.path.isabs(adapter):

@@ -626,7 +626,7 @@ class Plan:
     Attributes:
         entries: The checkpoints that race, and the base, if it is asked.
         questions: The most questions that one checkpoint is asked.
-        phases: The phases in which a budget is spent; empty for a race to its end.
+        phases: The phases in which a budget is spent; empty for a race without a budget.
         by: How the checkpoints are ordered: ``rows``, by the screen's ranking, or ``block``, by
             their scores on the shared questions.
         resident: Whether all checkpoints stay loaded, as the adapters of one base and the models of
@@ -659,8 +659,8 @@ class Plan:
             lineup: The list.
             entries: The checkpoints that race, and the base.
             questions: The most questions that one checkpoint is asked.
-            budget: The most questions in all, which are spent on shared ones; None for a race to
-                its end.
+            budget: Maximum number of questions, summed over all checkpoints and spent on shared
+                ones; None to race to the end.
             api: Whether the backend is a server.
             top: Number of best checkpoints wanted.
             answered: Label -> number of questions to which the folder has answers.

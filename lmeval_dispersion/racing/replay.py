@@ -117,7 +117,8 @@ class Replay(Report):
         questions_each: Number of questions that all models answered.
         by: In which order the checkpoints raced: ``rows``, in the screen's order or as given, or
             ``block``, by their scores on shared questions.
-        budget: The most questions, summed over the checkpoints; None for a race to its end.
+        budget: Maximum number of questions, summed over the checkpoints; None for a race without a
+            budget.
         left_out: Labels of the checkpoints that were left out after the shared questions.
         seed: Seed of the race, and of the random orders.
         orders: Number of races in random orders.
@@ -334,9 +335,9 @@ def _stores(places: Sequence[str], metric: str | None) -> tuple[list[Store], dic
             f"{', '.join(names)}; name one set of results for each model"
         )
     if len(stores) < 2:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        reasons = ", ".join(f"{name} ({reason})" for name, reason in failed.items())
         raise UsageError(
-            f"expected two or more models with finite answers, got {len(stores)}; {reasons}"
+            f"expected two or more models with finite answers, got {len(stores)}; left out: {reasons}"
         )
     return stores, failed
 
@@ -685,10 +686,10 @@ def raced(
         seed: Seed that draws the questions and their orders.
         cut: Whether most of a long list may be left out after the shared questions (see
             :meth:`Contest.turns`).
-        budget: The most questions, which are spent on phases of shared questions; None for a race
-            to its end.
+        budget: Maximum number of questions, summed over all checkpoints and asked in phases (see
+            :func:`~lmeval_dispersion.racing.contest.phases`); None to race to the end.
         goes_on: Whether the race goes on to its end once the budget is spent.
-        kept: Whether all checkpoints stay loaded from phase to phase.
+        kept: Whether to plan the phases for checkpoints that all stay loaded.
         watch: Called with the contest each time that answers have come in.
         settings: Further arguments of :class:`Contest`; ``weights`` are in the order of the
             answers.
@@ -780,8 +781,8 @@ def released(seed: int = 0, *, budget: int | str | None = None, **settings: Any)
 
     Args:
         seed: Seed that draws the questions and their orders.
-        budget: The most questions, summed over the models: a number, or a share ``N%`` of all; None
-            for a race to its end.
+        budget: Maximum number of questions, summed over the models: a number, or a share ``N%`` of
+            all; None to race to the end.
         settings: Further arguments of :func:`raced`.
 
     Raises:

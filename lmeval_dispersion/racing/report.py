@@ -183,7 +183,8 @@ class Race(Report):
             difference in score, with the same ``error``; None if no margin can be shown yet.
         by: By what ``top`` is ordered: ``score``; or ``agreement`` in a race with
             ``answers="none"``, to which ``margin`` and ``error`` do not apply.
-        budget: The most shared questions, summed over the checkpoints; None for a race to its end.
+        budget: Maximum number of shared questions, summed over the checkpoints; None for a race
+            without a budget.
         loaded: Number of checkpoints that were asked, without the base.
         of: Number of checkpoints on the list, without the base.
         questions: Number of questions asked, summed over the checkpoints.
@@ -261,8 +262,9 @@ class Race(Report):
     def charts(self) -> dict[str, Chart]:
         """Return the charts ``race`` and ``margin``; a chart without data is left out.
 
-        ``race`` has each checkpoint's mean score after more and more questions, and ``margin`` the
-        margin shown against the questions asked of all checkpoints together.
+        ``race`` draws each checkpoint's mean score as more questions are asked of it. ``margin``
+        draws the smallest margin that the answers support, against the number of questions asked of
+        all checkpoints together.
         """
         charts = dict[str, Chart]()
         if any(row.label in self._answered for row in self.checkpoints):
@@ -765,7 +767,7 @@ def unit_scores(
 
     Args:
         contest: The race so far.
-        by_unit: Called with the score of each question, shape (N,), NaN where it was not asked;
+        by_unit: Called with the score on each question, shape (N,), NaN where it was not asked;
             returns the number of scores and their mean for each unit.
     """
     rows = list[UnitScore]()

@@ -149,8 +149,10 @@ class _AnswerPlace:
                 "the model is an encoder-decoder, which does not write its answer as a "
                 "continuation of the prompt"
             )
-        if not hasattr(lm, "_encode_pair") or not question.context:
-            raise HarnessError("its choices have different prompts, or the backend gives no tokens")
+        if not hasattr(lm, "_encode_pair"):
+            raise HarnessError("the backend gives no tokens")
+        if not question.context:
+            raise HarnessError("its choices have different prompts")
         is_each_one_token = question.kind == "multiple_choice"
         for request in question.requests:
             context, continuation = request.args[:2]

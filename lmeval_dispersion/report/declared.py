@@ -206,8 +206,9 @@ class Report:
         With .svg, .png or .pdf only the first chart is written, as a picture.
 
         Raises:
-            UsageError: The suffix is unknown, or a picture is asked of a report without a chart.
-            MissingExtraError: A library that pages need is not installed.
+            UsageError: The suffix is unknown, or it is that of a picture and the report has no
+                chart.
+            MissingExtraError: The format needs a library that is not installed.
             DispersionError: The file cannot be written.
         """
         from lmeval_dispersion.files import write_whole

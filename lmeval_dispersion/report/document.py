@@ -162,7 +162,7 @@ def fields_of(row: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, drawn on pages, in notebooks and in picture files, but not in the terminal.
+    """A chart, which is drawn on pages, in notebooks and in picture files.
 
     Attributes:
         draw: The Vega-Lite specification with its data inside, or a function that makes it.
@@ -247,8 +247,8 @@ class Document:
 
     Attributes:
         title: Title of the report.
-        answer: Paragraphs of one or two sentences that answer the question. The first one is the
-            first line of terminal, Markdown and page.
+        answer: Paragraphs of one or two sentences that answer the question. The first one stands at
+            the top of the report: on a page, its first sentence is the heading.
         sections: The sections with the evidence for the answer, in order.
         limits: Sentences on claims that the numbers do not support.
         command: The command that made the report; empty if it was made in Python.

@@ -43,7 +43,7 @@ class JoinedRun:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Name of lm-eval's task -> its version; a task of unknown version is missing."""
+        """The versions of lm-eval's tasks, by name; a task of unknown version is left out."""
         versions = {}
         for _, manifest in self.parts:
             for task, version in (manifest.get("tasks") or {}).items():

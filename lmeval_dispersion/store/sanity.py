@@ -203,7 +203,7 @@ def _finite_mean(scores: Array) -> float:
 
 @dataclass(frozen=True)
 class Logged:
-    """What a run logged of its n documents.
+    """What a run logged about its n documents.
 
     Attributes:
         tasks: Task of each document.
@@ -447,8 +447,8 @@ class Fingerprints:
 
     Attributes:
         codes: Hash of each document's log-probabilities; 0 without any. Shape (n,), int64.
-        telling: Whether a document has finite log-probabilities that are not all 0. Shape (n,),
-            bool.
+        telling: Whether a document's log-probabilities can be compared: at least one is finite, and
+            at least one is not 0. Shape (n,), bool.
         fine: Whether a document's log-probabilities have more digits than half precision can hold.
             Shape (n,), bool.
         scores: Score of each document. Shape (n,), float64.

@@ -82,7 +82,7 @@ class Standings:
     Attributes:
         contest: The contest, which holds the answers of the saves.
         planned: Number of saves that the run will have; None if it is not known.
-        asked: The steps of the saves that have answered, in that order.
+        asked: The steps of the saves that have answered, in the order of their latest answers.
     """
 
     def __init__(self, contest: Contest, planned: int | None = None) -> None:
@@ -180,9 +180,10 @@ class Standings:
 
 
 def command_options(asking: Asking) -> list[str]:
-    """Return the options with which `dispersion race` asks questions in the way of ``asking``.
+    """Return the options that make ``dispersion race`` ask questions as ``asking`` says.
 
-    The options are words of a command line. The tasks are left out.
+    The options are words of a command line. The tasks, the output folder, and options that have
+    their default values are left out.
 
     Args:
         asking: The questions, and how they are asked.

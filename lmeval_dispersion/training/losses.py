@@ -549,4 +549,4 @@ def _released_clamp(released: bool | float) -> float | None:
 
 def _at_least(tau: float, least: float) -> None:
     if not (isinstance(tau, (int, float)) and math.isfinite(tau) and tau >= least):
-        raise UsageError(f"expected tau to be a number of at least {least}, got {tau!r}")
+        raise UsageError(f"expected tau to be a finite number of at least {least}, got {tau!r}")

@@ -69,7 +69,7 @@ class Points:
         """Sum the values of the tokens of each group.
 
         Args:
-            rows: Shape (rows, t), one value for each token.
+            rows: Shape (rows, t), one value for each token; 0 on padding.
 
         Returns:
             Shape (groups,).
@@ -636,7 +636,7 @@ def unit_sums(p: Points, scale: Tensor) -> Tensor:
 def full_precision(device: torch.device) -> Iterator[None]:
     """Compute products inside the block in the precision of their operands.
 
-    Autocast and TF32 are switched off, and restored afterwards.
+    Autocast and, on CUDA, TF32 are switched off, and restored afterwards.
 
     Args:
         device: The device of the operands.

@@ -25,7 +25,7 @@ from transformers import Trainer, TrainerCallback
 
 from lmeval_dispersion.arguments import check_values
 from lmeval_dispersion.asking import ERROR, Asking
-from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError, count
 from lmeval_dispersion.output import say_above_progress
 from lmeval_dispersion.training.measuring import Measuring
 from lmeval_dispersion.training.no_trace import without_trace
@@ -149,7 +149,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
 
         Returns:
             The figures to log, by name: ``race/score``, ``race/margin`` and ``race/best_step``, and
-            those of ``Measuring.measure``. Figures that could not be obtained are missing.
+            those of ``Measuring.measure``. Figures that could not be obtained are left out.
 
         Raises:
             UsageError: At the first call, if an argument, a task or the folder cannot be used.
@@ -209,7 +209,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         return self._at(args, state, control, given["model"])
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask the model that was just saved."""
+        """Ask the model that was just saved, log its figures, and end the training if it may stop."""
         return self._at(args, state, control, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -339,7 +339,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             race.lower(max(_LEAST, affordable))
             limit = "at most" if race.questions <= affordable else "more than"
             _say(
-                f"race: number of questions for each save: {race.questions}; they take {limit} "
+                f"race: each save is asked {count(race.questions, 'question')}; this takes {limit} "
                 f"{100 * share:g} % of the time between two saves"
             )
 

@@ -90,7 +90,7 @@ class DispersionRegularizer:
     Args:
         model: A causal decoder of transformers, bare or wrapped.
         loss: Name of a loss of :mod:`lmeval_dispersion.training.losses`, a ``DispersionLoss``, or a
-            function of your own as ``DispersionLoss`` takes it.
+            function of your own (see ``DispersionLoss``).
         layers: The blocks whose output states count: ``last`` (after the final norm), ``all``,
             ``early_half``, ``late_half``, names such as ``layer.3``, or indices such as ``[0,
             -1]``.
@@ -430,7 +430,7 @@ class DispersionRegularizer:
 
 
 class TokenDispersion:
-    """The mean cosine distance over all pairs of tokens' states, which are added batch by batch.
+    """The mean cosine distance over all pairs of tokens. Their states are added batch by batch.
 
     Only the sum and the number of unit vectors are kept, so the result does not depend on the
     batches, and the sums of several processes can be added.

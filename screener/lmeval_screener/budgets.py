@@ -301,8 +301,8 @@ def check_time() -> None:
     if remaining is not None and remaining() <= 0:
         raise ScreeningError(
             "Timeout",
-            "parsing the checkpoint's files took longer than the time limit for one checkpoint; set "
-            "DISPERSION_TIMEOUT to more seconds",
+            "the time limit for one checkpoint ran out while its files were being parsed; set "
+            "DISPERSION_TIMEOUT to a larger number of seconds",
         )
 
 

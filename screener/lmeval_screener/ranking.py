@@ -306,10 +306,10 @@ def against_base(
 
 
 def flat_from(gaps: Sequence[Gap | Ratio], level: float) -> int:
-    """Return the smallest index from which on no two figures differ significantly.
+    """Return the smallest index such that no two figures from there to the end differ significantly.
 
     Args:
-        gaps: Figures over the same tokens, best first.
+        gaps: Figures over the same tokens, in the order of the training steps.
         level: Two-sided significance level of the paired test of each pair.
     """
     sides = [side - side.mean(axis=1, keepdims=True) for side in figures_left_out(gaps)]

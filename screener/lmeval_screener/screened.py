@@ -213,7 +213,7 @@ class Screened(Reading):
             the ranking and get the rank of the first checkpoint that is not above them; checkpoints
             that are set aside (``is_set_aside``) get one more than the last rank.
         ranked_by: The figure that ranks the group: ``ratio``, or ``gap`` for G.
-        metric: Distance in which reports show G: the requested one, else that of the family's file,
+        metric: Distance that reports use for G: the requested one, else that of the family's file,
             else ``cosine``.
         is_base: Whether the other members of its group were trained from this checkpoint. A base is
             never recommended.
@@ -251,7 +251,7 @@ class Screened(Reading):
 
     @property
     def gap(self) -> Gap:
-        """G in the distance that reports show for this group."""
+        """G by the distance that reports use for this group (``metric``)."""
         return self.gaps[self.metric]
 
     @property
@@ -396,7 +396,7 @@ class Group:
     def neighbours(self) -> dict[Screened, Screened]:
         """Member -> the first member at the next rank; in a training run, the step before.
 
-        Members without such a neighbour, like the member at the last rank, are missing.
+        Members without such a neighbour, like the member at the last rank, are left out.
         """
         if self.steps:
             return dict(pairwise(reversed(self.steps)))

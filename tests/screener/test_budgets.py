@@ -84,7 +84,7 @@ def test_a_pickle_that_asks_for_much(tmp_path, program):
     error = refusal_of(tmp_path, "pytorch_model.bin", content.getvalue())
     assert error.code in ("BadArchive", "UnsafePickle")
     assert re.search(
-        "copies more than|takes more than|dimensions, more than|ValueError", str(error)
+        "copies more values|takes more operations|dimensions, above|ValueError", str(error)
     )
     assert re.search("save it again|in safetensors", str(error))
 
@@ -107,7 +107,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({"a": entry(dtype=json.loads("[" * 900 + "]" * 900))}, "nested more than 12 levels deep"),
         (b'{"a":[' + b"[]," * 3_000_000 + b"[]]}", "brackets, colons and commas"),
         (b'{"a":[' + b'{"":{}},' * 500_000 + b"[]]}", "objects"),
-        (b'{"a":"' + b"x" * HEADER.size + b'"}', "bytes, more than"),
+        (b'{"a":"' + b"x" * HEADER.size + b'"}', "bytes, above the limit"),
     ],
 )
 def test_a_safetensors_header_that_asks_for_much(tmp_path, fields, says):
@@ -117,7 +117,7 @@ def test_a_safetensors_header_that_asks_for_much(tmp_path, fields, says):
     assert error.code == "BadHeader"
     assert says in str(error)
     assert len(str(error)) < 1500
-    assert str(error).endswith("wait until it is written, or save it again")
+    assert str(error).endswith("wait until it is complete, or save it again")
 
 
 def test_a_header_as_large_as_the_largest_is_read():
@@ -158,18 +158,21 @@ TYPES = "tokenizer.ggml.token_type"
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (gguf(*[(f"a{i}", 9, array(0, 10**6, bytes(10**6))) for i in range(8)]), "hold more than"),
-        (gguf((TYPES, 9, array(2, 6_000_000, bytes(12_000_000)))), "hold more than"),
+        (
+            gguf(*[(f"a{i}", 9, array(0, 10**6, bytes(10**6))) for i in range(8)]),
+            "hold more values",
+        ),
+        (gguf((TYPES, 9, array(2, 6_000_000, bytes(12_000_000)))), "hold more values"),
         (
             gguf(("tokenizer.ggml.tokens", 9, array(8, 10**6)), ("b", 9, array(9, 10**9))),
             "ends beyond the file",
         ),
         (gguf(("a", 8, struct.pack("<Q", 2**63))), "beyond the file"),
         (gguf(("a", 9, array(8, 3, struct.pack("<Q", 2**63)))), "beyond the file"),
-        (gguf(("a", 9, array(6, 2**62))), "hold more than"),
+        (gguf(("a", 9, array(6, 2**62))), "hold more values"),
         (gguf(("a" * 70_000, 4, bytes(4))), "70,000 characters"),
-        (gguf(count=100_000), "announces 100000 pairs"),
-        (gguf(tensors=80_000), "80000 tensors"),
+        (gguf(count=100_000), "announces 100,000 pairs"),
+        (gguf(tensors=80_000), "80,000 tensors"),
     ],
 )
 def test_a_gguf_header_that_asks_for_much(tmp_path, body, says):

@@ -59,7 +59,7 @@ def test_a_folder_of_checkpoints_is_screened_what_is_broken_fails_and_the_rest_i
     assert "\nmyruns · 370K · one tokenizer · 2 checkpoints\n" in out
     assert "tokenizer:" not in out
     assert re.search(r"1  ▶ ft-80 .*\n +2  ▶ ft-45 ", out)
-    assert "wait until it is written, or save or copy it again" in " ".join(out.split())
+    assert "wait until it is complete, or save or copy it again" in " ".join(out.split())
     assert re.fullmatch(
         r"screen-checkpoints: folders left out, as they hold no model \(config.json and weights\): "
         r"\S*myruns/notes\n",

@@ -199,7 +199,15 @@ def isotonic(
 
 
 def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
-    """Return for each slice the fit to all other slices, and the estimates by these fits, (S,)."""
+    """Fit each slice's accuracy by all other slices.
+
+    Args:
+        pairs: The dispersions and accuracies of S slices.
+
+    Returns:
+        For each slice, the fit to all other slices; and the slices' accuracies as these fits
+        estimate them, shape (S,).
+    """
     fits = []
     estimates = []
     for i, own in enumerate(pairs.dispersion):
@@ -345,7 +353,10 @@ class Calibrator:
 
     @cached_property
     def held_out(self) -> tuple[list[IsotonicRegression], Array]:
-        """For each slice the fit to all other slices, and the estimates by these fits, (S,)."""
+        """For each slice, a fit to all other slices; and the accuracies that these fits estimate.
+
+        The fit without a slice estimates that slice's accuracy. Shape of the estimates: (S,).
+        """
         return cross_fitted(self.pairs)
 
     @property

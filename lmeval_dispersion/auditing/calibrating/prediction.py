@@ -21,7 +21,6 @@ from lmeval_dispersion.auditing.calibrating.calibrator import (
     check_worth,
     cut_to,
     documents_digest,
-    fitted_elsewhere,
     rows_of_ids,
     vector_clusters,
 )
@@ -211,7 +210,11 @@ def _run_for(calibrator: Calibrator, run: AuditRun | str | Path) -> AuditRun:
         vectors = "no vectors"
         if store.layers:
             vectors = f"vectors of {', '.join(store.layers)} only"
-        raise fitted_elsewhere(f"on the layer {layer!r}, but the run has {vectors}")
+        raise UsageError(
+            f"this calibrator was fitted on the layer {layer!r}, but the run has {vectors}; make the "
+            "run's store again with this layer (`dispersion_layers` in the `--metadata` of lm-eval, or "
+            "`--layer` of `dispersion embed`)"
+        )
     return AuditRun.of(store, layer if layer in store.layers else None)
 
 

@@ -130,8 +130,10 @@ def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
     x = x[is_known]
     y = y[is_known]
     y = y[np.argsort(x, kind="stable")]
-    if len(y) < 3 or np.ptp(y) == 0:
-        return Missing("the curve has fewer than three known values, or all are equal")
+    if len(y) < 3:
+        return Missing(f"a trend needs three known values of the curve, got {len(y)}")
+    if np.ptp(y) == 0:
+        return Missing("all values of the curve are equal")
     rho = float(rank_correlations(np.sort(x), y[None])[0])
     sign = 1.0 if rho >= 0 else -1.0
     against = int((sign * np.diff(y) < 0).sum())
@@ -292,9 +294,10 @@ class Mixtures:
         return {"mixtures": Table.of(points, caption, name="mixtures")}
 
     def charts(self) -> dict[str, Chart]:
-        """Return the chart ``mixtures``: dispersion over the share of right answers.
+        """Return the chart ``mixtures``: dispersion against the share of right answers.
 
-        There is no chart if the curve has no trend (fewer than three points, or all are equal).
+        There is no chart if the curve has no trend: with fewer than three points, or if all values
+        are equal.
         """
         trend = self.dispersion_trend
         if isinstance(trend, Missing):

@@ -204,7 +204,7 @@ class Transport:
         endpoint: Address of the Hub. Requests to other servers never carry the token.
         token: Token for the Hub; None to send none.
         notice: Called with a server's name and a number of seconds when requests have to wait.
-        networks: Which hosts may be sent requests; None for public hosts and those that the
+        networks: The hosts to which requests may be sent; None for public hosts and those that the
             endpoint and the environment name.
     """
 

@@ -113,10 +113,10 @@ class Hub:
 
     Attributes:
         endpoint: Address of the Hub, without a slash at its end.
-        networks: Which hosts may be sent requests.
+        networks: The hosts to which requests may be sent.
         mark: The endpoint without user name and password, as a part of cache keys.
         offline: Whether no requests are sent.
-        account: Account of the whole screening.
+        account: Time budget and traffic of the whole screening (see `Account`).
         downloads: Folder in which huggingface_hub keeps downloaded files.
         transport: The HTTP connections; None in offline mode and outside the context.
         has_texts: Whether the endpoint has the Hub's cache of small files
@@ -284,8 +284,8 @@ class Hub:
     ) -> tuple[T, aiohttp.ClientResponse]:
         """Request an address of the Hub's API; return the result and the response.
 
-        ``parse`` turns the response's JSON into the result. ``what`` and ``revision`` are named in
-        messages.
+        ``parse`` turns the response's JSON into the result. ``account`` limits the time and counts
+        the traffic. ``what`` and ``revision`` are named in messages.
 
         Raises:
             ScreeningError: The Hub refuses, the request fails after retries, ``parse`` raises an

@@ -24,7 +24,9 @@ from lmeval_screener.targets.names import MODEL, Target, parse_target
 
 T = TypeVar("T")
 
-_SERVER = "set MLFLOW_TRACKING_URI (or MLFLOW_REGISTRY_URI) to the address of your MLflow server"
+_SERVER = (
+    "check that MLFLOW_TRACKING_URI (or MLFLOW_REGISTRY_URI) is the address of your MLflow server"
+)
 
 
 class RegisteredModels:

@@ -49,7 +49,7 @@ _EMBEDDING = [
 
 
 class Networks:
-    """Which hosts may be sent requests: public ones, and those that the user named.
+    """The hosts to which requests may be sent: public ones, and those that the user named.
 
     Args:
         addresses: Addresses that the user named; those in the environment (``HF_ENDPOINT``,
@@ -63,7 +63,7 @@ class Networks:
             self.name(address)
 
     def name(self, address: str) -> None:
-        """Record that the user named the host of an address, which may then be sent requests."""
+        """Record that the user named the host of an address: requests may then be sent to it."""
         with contextlib.suppress(ValueError):
             host = urlsplit(address if "://" in address else f"//{address}").hostname
             if host:
@@ -72,7 +72,7 @@ class Networks:
     async def private(self, host: str | None, *, proxied: bool = False) -> str:
         """Return ``link-local`` or ``private`` if a host is in such a network and was not named.
 
-        The text is empty for a host that may be sent requests. If a proxy makes the requests
+        The text is empty for a host to which requests may be sent. If a proxy makes the requests
         (``proxied``), host names are not resolved, so that only IP addresses and ``localhost`` are
         refused.
         """
@@ -131,7 +131,7 @@ def resolver(networks: Networks) -> Any:
 
 
 def is_private(address: Address) -> bool:
-    """Whether an IP address is in a private network or link-local."""
+    """Whether an IP address is private: this machine's, a private network's, or link-local."""
     return address.is_link_local or any(address in network for network in _PRIVATE)
 
 

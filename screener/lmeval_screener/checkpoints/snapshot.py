@@ -241,7 +241,7 @@ class LocalSnapshot(Snapshot):
         downloads = (self.folder / ".cache" / "huggingface" / "download", cache)
         if any(next(place.glob("*.incomplete"), None) for place in downloads):
             return "its download is not finished; run `hf download` again with the same arguments"
-        return "wait until it is written, or save or copy it again"
+        return "wait until it is complete, or save or copy it again"
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return byte ranges of a file; see `Snapshot.ranges`."""
@@ -429,7 +429,7 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         if len(body) != end - begin:
             raise ScreeningError(
                 "BadResponse",
-                f"{place} ends before byte {end:,}; wait until it is written, or copy it again",
+                f"{place} ends before byte {end:,}; wait until it is complete, or copy it again",
             )
     return bodies
 

@@ -296,7 +296,7 @@ def _last_answer(connection: sqlite3.Connection, tokens: str, column: str, befor
 
 
 def last_announced(connection: sqlite3.Connection, tokens: str) -> tuple[str, str]:
-    """Return start and end (UTC) of the period that the last announcement with changes covered.
+    """Return the start and end (UTC) of the period of the last announcement with changes.
 
     Later announcements of *no changes* are passed over. If nothing has been announced yet, the last
     run takes the place of the announcement. Both are empty if no run has finished.

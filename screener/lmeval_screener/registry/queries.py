@@ -236,7 +236,8 @@ class Ranked:
         holds_best: Chance that the best checkpoint of the group has this rank or a better one; None
             if unknown.
         revision: The commit; None outside the Hub, and if the checkpoint is gone.
-        copy_of: Label of the checkpoint of which this one is a copy; None if it is not a copy.
+        copy_of: Label of the checkpoint of which this one is a copy; None if it is not a copy, and
+            if it is gone.
         note: ``gone``, ``the base``, ``as of DAY: ERROR`` for older figures, or why the checkpoint
             lacks the figure that ranks its group; otherwise None.
     """

@@ -44,7 +44,11 @@ def ranking(group: Group) -> Spec:
     for name, c in _drawn(group).items():
         figure = c.figure.mean
         error = 2 * c.figure.se
-        place = "the base" if c.is_base else f"rank {c.rank}"
+        place = f"rank {c.rank}"
+        if c.is_base:
+            place = "the base"
+        elif not group.has_place(c):
+            place = "rows of the base"
         values.append(
             {
                 "checkpoint": name,
@@ -52,7 +56,10 @@ def ranking(group: Group) -> Spec:
                 "low": figure - error,
                 "high": figure + error,
                 "kind": _KINDS[c.target.negative_control],
-                "says": f"{c.label}; {place}; {group.figure} {figure:.3f} ± {c.figure.se:.3f}",
+                "says": (
+                    f"{c.label}; {place}; {group.figure} {figure:.3f}, standard error "
+                    f"{c.figure.se:.3f}"
+                ),
             }
         )
     axis = {"labelLimit": 200, "labelOverlap": False}

@@ -86,7 +86,8 @@ def plan_document(
             "bytes",
             "Bytes",
             ",d",
-            hint="estimated from the number of parameters: rows, header and configuration",
+            hint="rows, header and configuration, estimated from the number of parameters (7 billion "
+            "where it is unknown)",
         ),
     ]
     table = Table(rows, columns, "Planned reads", "plan")

@@ -650,7 +650,7 @@ def _ranking_chart(group: Group) -> Chart:
         partial(_draw, "ranking", group),
         f"{_capital(group.figure)} of each checkpoint{most}",
         f"A dot for the {group.figure} of each checkpoint, best first; {best} is first.",
-        "Error bars: two standard errors, due to the choice of tokens.",
+        "Error bars: ± two standard errors. They cover only the choice of tokens.",
         f"ranking-{group.anchor}",
     )
 
@@ -689,8 +689,8 @@ def _course_chart(group: Group, figure: str) -> Chart:
         draw,
         caption,
         f"{name} against the training step; largest at {best}.",
-        "Error bars: two standard errors of the difference from the previous step, due to the choice "
-        "of tokens.",
+        "Error bars: ± two standard errors of the difference from the previous step. They cover only "
+        "the choice of tokens.",
         f"ranking-{group.anchor}",
     )
 

@@ -351,10 +351,11 @@ async def _listed(
     pages = set[str]()
     while address is not None:
         if address in pages or len(pages) == PAGES:
-            why = f"has more than {PAGES} pages, or repeats one"
+            why = "repeats a page" if address in pages else f"has more than {PAGES} pages"
             raise ScreeningError(
                 "BadResponse",
-                f"the listing of {query.words} {why}; set a limit, and check HF_ENDPOINT",
+                f"the listing of {query.words} {why}; set a limit (`--limit`), and check "
+                "HF_ENDPOINT",
             )
         pages.add(address)
         account = hub.account.part(_SECONDS)

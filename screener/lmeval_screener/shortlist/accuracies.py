@@ -282,7 +282,7 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
         ) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(
-            f"{path}: expected a CSV file in UTF-8 ({error}); save it again in this form"
+            f"{path}: expected a CSV file in UTF-8 ({error}); save it again as CSV in UTF-8"
         ) from error
     return rows
 

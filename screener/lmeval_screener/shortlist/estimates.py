@@ -135,9 +135,9 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
 
     The 95 % interval generalises to further checkpoints of the same kind. It uses the variance of a
     mean over pairs (Hoeffding, Annals of Mathematical Statistics 19, 1948), on the logit scale with
-    Student's t. If almost all pairs are right (or wrong), the end of the interval nearest to 0.5
-    lies at least as far out as it would for n/2 independent pairs that are all right (or wrong),
-    where n is the effective number of checkpoints.
+    Student's t. If almost all pairs are in the right order (or almost none is), the end of the
+    interval nearest to 0.5 lies at least as far out as it would for n/2 independent pairs that all
+    are (or none is), where n is the effective number of checkpoints.
 
     Returns:
         The share, in [0, 1], with its interval; all NaN if there is no pair. The interval is 0 to 1

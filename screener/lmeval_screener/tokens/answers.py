@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.layouts import mistake, nearest
+from lmeval_dispersion.layouts import nearest
 from lmeval_screener.budgets import load_yaml
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.sets import (
@@ -278,14 +278,17 @@ def differing(
 ) -> Differing:
     """Count, for each token in which a task's answers differ, the answers that hold it.
 
-    Two things are left out: answers that are sentences, which have more than 5 words that are not
-    in over 90 % of all answers; and tokens in more than 90 % of the remaining answers, except for a
-    token that is a whole answer.
+    Answers that are sentences do not count: apart from words that over 90 % of all answers share,
+    they have more than 5 words. Tokens that over 90 % of the other answers share do not differ,
+    except for a token that is a whole answer.
 
     Args:
         name: Name of the task, for messages.
         answers: Each answer with the number of its occurrences.
         cut: Function that splits a text into tokens, each given by its row and its spelling.
+
+    Returns:
+        The counts of the tokens that differ, and what they are compared with (see `Differing`).
 
     Raises:
         ScreeningError: ``TooFewTokens``: most answers are sentences.
@@ -407,7 +410,12 @@ def _set(path: Path, file: _File, asked: str) -> AnswerSet:
         )
     is_from_base = bool(file.tokenizer and file.base)
     if bool(file.answers) == bool(file.pieces) or bool(file.pieces) != is_from_base:
-        raise mistake(path, "", "either `answers`, or `pieces` with `tokenizer` and `base`", None)
+        keys = ("answers", "pieces", "tokenizer", "base")
+        given = [f"`{key}`" for key in keys if getattr(file, key)]
+        raise UsageError(
+            f"{path}: expected either `answers`, or `pieces` with `tokenizer` and `base`, got "
+            f"{', '.join(given) or 'none of these'}; write the file again with `dispersion tokens`"
+        )
     about = f"answers of {file.name}"
     if file.base:
         about += f" as {file.base} begins them"

@@ -155,8 +155,8 @@ class Resolution:
 def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
     """Find the tokens of two word sets, T and R, and of a task's answers in a vocabulary.
 
-    Each word must be one exact token in the variant that its group names (``7`` without a space,
-    ``␣the`` with one). Other words are dropped, and tokens of T are removed from R.
+    Each word must be one exact token in the variant that its group names: with a space before it
+    (``␣the``) or without (``7``). Other words are dropped, and tokens of T are removed from R.
 
     Args:
         domain: T, the words of a domain, with the answers for the ratio.

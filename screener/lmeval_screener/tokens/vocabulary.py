@@ -276,7 +276,7 @@ class Vocabulary:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the tokens and their ids, as a hexadecimal text.
+        """SHA-256 of the tokens and their ids, as a hexadecimal string.
 
         Added tokens are left out, so that fine-tunes share the digest with their base.
         """
@@ -360,8 +360,8 @@ def _builder(model: dict[str, Any]) -> Callable[[str], list[str]] | None:
             or not all(isinstance(part, str) for part in pair)
         ):
             _refuse(
-                f"expected `model.merges` to list pairs of tokens, got {brief(merge)}; save the "
-                "tokenizer again"
+                f"expected `model.merges` in tokenizer.json to list pairs of tokens, got "
+                f"{brief(merge)}; save the tokenizer again"
             )
         ranks.setdefault((pair[0], pair[1]), rank)
     if model.get("ignore_merges") is True:  # a word that has a piece is that piece
@@ -400,8 +400,8 @@ def _normalised(parts: list[dict[str, Any]], text: str) -> str:
     for part in parts:
         if len(text) > most:
             _refuse(
-                f"the tokenizer's normaliser turns a word into {len(text):,} characters, more than "
-                f"{most:,}; check tokenizer.json, or download it again"
+                f"the tokenizer's normaliser turns a word into {len(text):,} characters, above the "
+                f"limit of {most:,}; check tokenizer.json, or download it again"
             )
         kind = part.get("type")
         if kind in ("NFC", "NFD", "NFKC", "NFKD"):
@@ -414,7 +414,7 @@ def _normalised(parts: list[dict[str, Any]], text: str) -> str:
                 if len(content) > NORMALISED:
                     _refuse(
                         f"the tokenizer's normaliser inserts a text of {len(content):,} characters, "
-                        f"more than {NORMALISED:,}; check tokenizer.json, or download it again"
+                        f"above the limit of {NORMALISED:,}; check tokenizer.json, or download it again"
                     )
                 text = text.replace(str(pattern["String"]), content)
         elif kind == "Lowercase":

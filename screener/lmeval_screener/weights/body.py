@@ -164,7 +164,8 @@ def tensors_in(body: bytes) -> int:
 class Bodies:
     """A collection of bodies (see `read_body`) whose tensors have the same names and dtypes.
 
-    The method `same` looks for the equal of a body with other dtypes.
+    The method `same` finds the first body in the collection that equals a given one, whose dtypes
+    may differ.
 
     Args:
         tensors: Number of tensors that were read for each of these bodies (see `tensors_in`).

@@ -170,8 +170,8 @@ class WeightFile:
             step = "compare its SHA-256, or upload it again"
             how = f"the file was damaged in transit or at its source: {step}"
             if self._snapshot.is_local:
-                step = "wait until it is written, or save it again"
-                how = f"the file is not written to its end yet, or was damaged: {step}"
+                step = "wait until it is complete, or save it again"
+                how = f"the file is still being written, or is damaged: {step}"
             what = f"{error.part} {self.what} cannot be read: {error.reason}"
             raise ScreeningError(error.code, f"{what}; {error.step or how}") from error
         cache = self._snapshot.cache

@@ -77,7 +77,7 @@ def test_an_added_checkpoint_is_left_out_and_its_code_does_not_run(
     (note,) = [
         note
         for note in result["notes"]
-        if note.startswith("Not loaded, because this command does not name")
+        if note.startswith("friend was not loaded, because this command does not name it;")
     ]
     assert f"dispersion race … {evil} --tasks sums --output_path {out}" in note
     assert not marker.exists()

@@ -51,7 +51,7 @@ def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
         folder / FILE,
         [(0, 8), (0, 10**6)],
         code="BadResponse",
-        says="wait until it is written",
+        says="wait until it is complete",
     )
     shutil.rmtree(folder)
     for work in (snapshot.small_file("config.json"), snapshot.ranges(FILE, [(0, 8)])):

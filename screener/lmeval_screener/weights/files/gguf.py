@@ -445,7 +445,7 @@ class _Walk:
         name = await self._string()
         if len(name) > _LONGEST_KEY:
             raise self._bad(
-                f"the key {name!r} has {len(name):,} characters, more than {_LONGEST_KEY:,}"
+                f"the key {name!r} has {len(name):,} characters, above the limit of {_LONGEST_KEY:,}"
             )
         keep = _KEPT.fullmatch(name) is not None
         value = await self._value(await self._scalar("I"), keep=keep)
@@ -465,13 +465,14 @@ class _Walk:
                 "convert the model again, or download the file again if it is damaged",
             )
         tensors, count = await self._scalar("Q"), await self._scalar("Q")
+        announced = f"it announces {count:,} pairs and {tensors:,} tensors"
         # A pair takes at least 12 bytes and a tensor 24, so the file's size limits their numbers.
-        if count > min(GGUF_PAIRS, self._size // 12) or tensors > min(
-            GGUF_TENSORS, self._size // 24
-        ):
+        if count > self._size // 12 or tensors > self._size // 24:
+            raise self._bad(f"{announced}, too many for a file of {self._size:,} bytes")
+        if count > GGUF_PAIRS or tensors > GGUF_TENSORS:
             raise self._bad(
-                f"it announces {count} pairs and {tensors} tensors, too many for the file, or for "
-                f"the limits of {GGUF_PAIRS:,} and {GGUF_TENSORS:,}"
+                f"{announced}, above the limits of {GGUF_PAIRS:,} pairs and {GGUF_TENSORS:,} tensors",
+                _ELSEWHERE,
             )
         return tensors, count
 
@@ -504,16 +505,20 @@ class _Walk:
     def _pass(self, count: int) -> None:
         """Go on without the next bytes."""
         self._at += count
-        if self._at > min(self._size, GGUF_HEADER):
+        if self._at > self._size:
             raise self._bad(
-                f"it refers to byte {self._at:,}, beyond the file or the largest header"
+                f"it refers to byte {self._at:,}, beyond the file of {self._size:,} bytes"
             )
+        if self._at > GGUF_HEADER:
+            raise self._bad(f"it is longer than {GGUF_HEADER:,} bytes", _ELSEWHERE)
 
     def _count(self, elements: int) -> None:
         """Count an array's elements; ScreeningError above the budget."""
         self._elements += elements
         if self._elements > GGUF_ELEMENTS:
-            raise self._bad(f"its arrays hold more than {GGUF_ELEMENTS:,} values", _ELSEWHERE)
+            raise self._bad(
+                f"its arrays hold more values than the limit of {GGUF_ELEMENTS:,}", _ELSEWHERE
+            )
 
     async def _scalar(self, kind: str) -> Any:
         (value,) = struct.unpack("<" + kind, await self._take(struct.calcsize("<" + kind)))
@@ -575,7 +580,9 @@ class _Walk:
     async def _tensor(self) -> tuple[str, str, tuple[int, ...], int]:
         name = await self._string()
         if len(name) > NAME:
-            raise self._bad(f"the name {name!r} has {len(name):,} characters, more than {NAME:,}")
+            raise self._bad(
+                f"the name {name!r} has {len(name):,} characters, above the limit of {NAME:,}"
+            )
         dimensions = await self._scalar("I")
         if not 1 <= dimensions <= 4:
             raise self._bad(f"{name!r} has {dimensions} dimensions")
@@ -604,10 +611,14 @@ class _Walk:
             end = start + offset + math.prod(shape) // weights * size
             if name in tensors:
                 raise self._bad(f"the tensor {name!r} occurs twice")
-            if offset % alignment or end > self._size:
+            if offset % alignment:
                 raise self._bad(
-                    f"{name!r} lies at bytes {start + offset:,} to {end:,}, which is not aligned "
-                    f"to {alignment}, or is beyond the file's {self._size:,} bytes"
+                    f"{name!r} begins at byte {start + offset:,}, which is not a multiple of "
+                    f"{alignment}"
+                )
+            if end > self._size:
+                raise self._bad(
+                    f"{name!r} ends at byte {end:,}, but the file has only {self._size:,} bytes"
                 )
             tensors[name] = Tensor(name, dtype, shape, start + offset, end)
         at = start

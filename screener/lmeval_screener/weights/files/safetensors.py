@@ -60,11 +60,12 @@ def parse_length(start: bytes, file_size: int) -> int:
     (length,) = struct.unpack("<Q", start[:8])
     if length > HEADER.size:
         raise _bad(
-            f"its first 8 bytes announce a header of {length:,} bytes, more than {HEADER.size:,}"
+            f"its first 8 bytes announce a header of {length:,} bytes, above the limit of {HEADER.size:,}"
         )
     if 8 + length > file_size:
         raise _bad(
-            f"its first 8 bytes announce a header of {length:,} bytes in a file of {file_size:,}"
+            f"its first 8 bytes announce a header of {length:,} bytes, but the file has only "
+            f"{file_size:,} bytes"
         )
     return int(length)
 
@@ -118,14 +119,19 @@ def parse_header(body: bytes, file_size: int) -> Header:
 def _tensor(name: str, entry: Any, offset: int) -> Tensor:
     if len(name) > NAME:
         raise _bad(
-            f"a tensor's name has {len(name):,} characters, more than {NAME:,} ({name[:40]!r}…)"
+            f"a tensor's name has {len(name):,} characters, above the limit of {NAME:,} ({name[:40]!r}…)"
         )
     if not isinstance(entry, _Entry):
         raise _bad(f"the entry of {name!r} {_fault(entry)}")
     tensor = Tensor(name, entry.dtype, entry.shape, offset + entry.begin, offset + entry.end)
     size = entry.end - entry.begin
-    if tensor.elements * DTYPE_BITS[entry.dtype] != 8 * size:
-        raise _bad(f"{name!r}: {entry.dtype} of shape {entry.shape} does not fill {size} bytes")
+    bits = tensor.elements * DTYPE_BITS[entry.dtype]
+    if bits != 8 * size:
+        needed = f"{bits} bits" if bits % 8 else f"{bits // 8} bytes"
+        raise _bad(
+            f"{name!r}: {entry.dtype} of shape {entry.shape} takes {needed}, but its data_offsets "
+            f"span {size} bytes"
+        )
     return tensor
 
 
@@ -151,7 +157,7 @@ def _fault(entry: Any) -> str:
     if not _naturals(shape):
         return f"has the shape {shape!r}, which is not a list of natural numbers"
     if len(shape) > DIMENSIONS:
-        return f"has {len(shape)} dimensions, more than {DIMENSIONS}"
+        return f"has {len(shape)} dimensions, above the limit of {DIMENSIONS}"
     span = entry["data_offsets"]
     if not _naturals(span) or len(span) != 2:
         return f"has the data_offsets {span!r}, which are not two natural numbers"

@@ -152,7 +152,9 @@ def _described(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> 
     if not isinstance(storage, _Storage) or len(shape) != len(strides):
         raise ValueError("a tensor is described by something other than a storage")
     if len(shape) > DIMENSIONS:
-        raise broken(f"its pickle has a tensor of {len(shape)} dimensions, more than {DIMENSIONS}")
+        raise broken(
+            f"its pickle has a tensor of {len(shape)} dimensions, above the limit of {DIMENSIONS}"
+        )
     numbers = [offset, *shape, *strides]
     if any(type(n) is not int or not 0 <= n < NUMBER for n in numbers):
         raise ValueError("a tensor has an offset, a shape or strides that are not natural numbers")
@@ -174,7 +176,7 @@ def _plain(keys: Sequence[Any]) -> None:
     """Refuse keys that no state dictionary has: nested ones hash slowly, and chosen numbers hash alike."""
     for key in keys:
         if not (key is None or isinstance(key, str) or (type(key) is int and abs(key) < _MOST_KEY)):
-            raise ValueError("a key is not a text or a small number")
+            raise ValueError("a key is neither a text nor a small number")
 
 
 #: Numbers of parameters are keys of an optimizer's state, and numbers of values those of the pickle's memo.
@@ -201,7 +203,9 @@ class _Steps(dict[int, Any]):
     def __getitem__(self, code: int) -> Any:
         self.left -= 1
         if self.left < 0:
-            raise broken(f"its pickle takes more than {PICKLE_STEPS:,} operations", _TOO_LARGE)
+            raise broken(
+                f"its pickle takes more operations than the limit of {PICKLE_STEPS:,}", _TOO_LARGE
+            )
         if self.left % 4096 == 0:
             check_time()
         return super().__getitem__(code)
@@ -247,7 +251,9 @@ class _Unpickler(pickle._Unpickler):  # Python's own, written in Python: its ste
                 len(values) if isinstance(values, tuple | list | dict | str | bytes) else 1
             )
         if self._copied > PICKLE_COPIED:
-            raise broken(f"its pickle copies more than {PICKLE_COPIED:,} values", _TOO_LARGE)
+            raise broken(
+                f"its pickle copies more values than the limit of {PICKLE_COPIED:,}", _TOO_LARGE
+            )
         self.stack[-1] = self.stack[-1](*arguments)
 
     def load_build(self) -> None:
@@ -306,7 +312,7 @@ def _placed(
     """A tensor with its bytes, as if its entry's local header held only the name (`zip_archive.locate`)."""
     if len(name) > NAME:
         raise broken(
-            f"a tensor's name has {len(name):,} characters, more than {NAME:,} ({name[:40]!r}…)"
+            f"a tensor's name has {len(name):,} characters, above the limit of {NAME:,} ({name[:40]!r}…)"
         )
     storage = tensor.storage
     called = f"{root}data/{storage.key}"

@@ -98,9 +98,14 @@ async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo
             raise broken(f"two entries have the name {name!r}")
         if _OTHER_PLACE.match(name):
             raise broken(f"the entry {name!r} has a path that leads out of the archive")
-        if entry.flag_bits & 1 or entry.compress_type or entry.compress_size != entry.file_size:
+        if entry.flag_bits & 1:
             raise broken(
-                f"the entry {name!r} is compressed or encrypted",
+                f"the entry {name!r} is encrypted",
+                "write the file again without encryption, as torch.save does",
+            )
+        if entry.compress_type or entry.compress_size != entry.file_size:
+            raise broken(
+                f"the entry {name!r} is compressed",
                 "write the file again without compression, as torch.save does",
             )
         entry.header_offset += begin
