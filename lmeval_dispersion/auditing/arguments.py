@@ -75,7 +75,7 @@ class RankArguments(OneRun):
         worst: List the N documents whose vectors are closest to those of all other documents; these
             are probably hard for the model. Default: none.
 
-            In Python, :func:`rank` lists 20 documents by default.
+            In Python, :func:`rank` lists 20 documents if this is None.
     """
 
     _: KW_ONLY

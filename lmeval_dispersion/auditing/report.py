@@ -249,7 +249,7 @@ class Audit(RunReport):
                 named = "the share of documents whose confidence is above a threshold (ATC)"
             other = f"; {named} does ({better.mae:.1f})"
         return (
-            "Dispersion replaces no labels here: it does not reliably beat the labelled accuracy "
+            "Dispersion cannot replace labels here: it does not reliably beat the labelled accuracy "
             f"({ours.mae:.1f} against {alone.mae:.1f} points off {where}){other}."
         )
 

@@ -544,8 +544,9 @@ def dispersion_bounds(row: SliceRow) -> Bounds:
 def weakest(rows: Sequence[SliceRow], whole: SliceRow) -> SliceRow | None:
     """Return the slice of lowest accuracy if that is clearly below the run's accuracy, else None.
 
-    Slices need three labelled documents. The slice's Wilson interval, corrected for the choice
-    among all slices (Bonferroni), has to end below the accuracy of ``whole``.
+    Only slices with three or more labelled documents count, and there have to be two of them. The
+    slice's Wilson interval, corrected for the choice among these slices (Bonferroni), has to end
+    below the accuracy of ``whole``.
     """
     usable = [row for row in rows if row.labelled >= 3]
     if len(usable) < 2:
@@ -573,7 +574,8 @@ def spearman_text(association: Association) -> str:
 def association_sentence(order: Association | Missing) -> str:
     """Return a sentence on whether accuracy rises with dispersion over slices.
 
-    It adds the correlation inside tasks if this is known.
+    The sentence adds the correlation inside tasks if this is known. If there is no correlation, it
+    says why.
     """
     if isinstance(order, Missing):
         return f"No correlation with accuracy is given: {order.missing}."
@@ -600,7 +602,7 @@ def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
     why no slice can be named.
     """
     if isinstance(least, Missing):
-        return f"No least dispersed {name} can be named: {least.missing}."
+        return f"The least dispersed {name} cannot be named: {least.missing}."
     if least.not_clear == least.others:
         apart = "which does not differ clearly from any other"
     elif least.not_clear:

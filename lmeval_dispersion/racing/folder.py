@@ -786,8 +786,8 @@ def deleted_note(contest: Contest) -> list[str]:
 def race_name(tasks: str) -> str:
     """Return the name of the folder of a race on ``tasks``, which are ``NAME,NAME``.
 
-    It is ``race-`` and the tasks, in which ``-`` replaces characters other than letters, digits,
-    ``_``, ``.`` and ``-``.
+    It is ``race-`` and the tasks, in which ``-`` replaces every sequence of characters other than
+    ASCII letters, digits, ``_``, ``.`` and ``-``.
 
     >>> race_name("gsm8k,mmlu")
     'race-gsm8k-mmlu'

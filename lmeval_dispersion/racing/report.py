@@ -183,12 +183,13 @@ class Race(Report):
             difference in score, with the same ``error``; None if no margin can be shown yet.
         by: By what ``top`` is ordered: ``score``; or ``agreement`` in a race with
             ``answers="none"``, to which ``margin`` and ``error`` do not apply.
-        budget: The most shared questions, summed over the checkpoints; None for a race to its end.
+        budget: Maximum number of shared questions, summed over the checkpoints; None for a race to
+            the end.
         loaded: Number of checkpoints that were asked, without the base.
         of: Number of checkpoints on the list, without the base.
         questions: Number of questions asked, summed over the checkpoints.
         questions_all: Number of questions of all checkpoints on the list, and of the base.
-        questions_each: The most questions that one checkpoint is asked.
+        questions_each: Maximum number of questions for one checkpoint.
         questions_there: Number of questions in the tasks; more than ``questions_each`` with
             ``--limit``.
         tasks: Number of tasks.
@@ -424,8 +425,8 @@ class Race(Report):
             return self._no_best(bool(undecided))
         if self.by == "agreement":
             return (
-                f"Best by agreement: {best.label}, {best.agreement or 0.0:.3f} with the mean answer "
-                f"of all checkpoints to {count(best.questions, 'question')} of {self.task}; without "
+                f"Best by agreement: {best.label} (agreement {best.agreement or 0.0:.3f} with the mean answer "
+                f"of all checkpoints to {count(best.questions, 'question')} of {self.task}); without "
                 "labels there is neither a margin nor an error."
             )
         is_whole = best.questions == self.questions_each
@@ -626,8 +627,8 @@ def asked_words(questions: int, everything: int, part: int | None = None) -> str
     Args:
         questions: Number of questions asked.
         everything: Number of questions that all checkpoints have together.
-        part: Number of questions that the checkpoints in the race have together, of which a budget
-            is a share; None without a budget.
+        part: Number of questions that the checkpoints in the race have together; None without a
+            budget.
 
     >>> asked_words(500, 50_000)
     '500 of 50,000 questions asked (1 %)'

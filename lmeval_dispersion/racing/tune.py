@@ -216,8 +216,8 @@ def _cluster() -> Iterator[float]:
                 "to ask one checkpoint after the other"
             ) from error
         raise DispersionError(
-            f"expected RAY_ADDRESS to be host:port of a Ray cluster, got {address} ({error}); "
-            "check it with `ray status`, or unset it to start a cluster on this machine"
+            f"expected RAY_ADDRESS to be host:port of a Ray cluster, got {address} ({error}); set it "
+            "to host:port of a running one, or unset it to start a cluster on this machine"
         ) from error
     # Tune prints even at verbosity 0, and Ray the end of a node whenever it hears of it.
     with contextlib.redirect_stdout(io.StringIO()):

@@ -74,8 +74,8 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
     own chat template.
 
     Raises:
-        MixedStoresError: The runs share no documents, or a run has different documents, targets or
-            prompts throughout.
+        MixedStoresError: No document has the same content and target, and comparable prompts, in
+            all runs.
     """
     frames = _keyed(runs)
     shared = frames[0]
@@ -111,7 +111,7 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
         tasks = sorted(set().union(*(frame["task"] for frame in frames)))
         raise MixedStoresError(
             f"expected runs that share documents, but the runs of {', '.join(tasks)} share no "
-            "document; compare runs of the same tasks and questions"
+            "document with the same target; compare runs of the same tasks and questions"
         )
     rows = [shared[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))]
     return Joined(rows, notes)

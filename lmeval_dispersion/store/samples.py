@@ -164,7 +164,8 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
             known metric that this filter has.
 
     Raises:
-        HarnessError: The file does not exist, is damaged, has several tasks, or has no such metric.
+        HarnessError: The file does not exist, is damaged, has several tasks, or lacks the named
+            metric (with None, any known metric).
     """
     path = Path(file).expanduser()
     if not path.exists():

@@ -244,7 +244,7 @@ class Logged:
         return clauses
 
     def remarks(self) -> list[str]:
-        """Return the clauses of :meth:`doubts_by_task`, and one more if all scores are the same.
+        """Return the clauses of :meth:`doubts_by_task`, and one more if 20 or more scores are all equal.
 
         Equal scores are not among :meth:`doubts`, since a good model may have them.
         """

@@ -129,7 +129,8 @@ def test_slices_of_one_document_or_none_usable_are_never_called_the_lowest(tmp_p
     names = [f"own {i}" for i in range(40)]
     said = order_of(read_run(planted_store(tmp_path / "a", 40, subject=names, category=None)))
     assert (
-        "No least dispersed subject can be named: at least two slices with three documents" in said
+        "The least dispersed subject cannot be named: at least two slices with three documents"
+        in said
     )
     mixed = ["big a"] * 30 + ["big b"] * 30 + ["single"]
     assert "single" not in order_of(

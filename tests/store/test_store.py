@@ -204,7 +204,7 @@ def test_other_peoples_folders_are_not_entered_and_what_holds_no_store_is_said(t
     (tmp_path / "website").mkdir()
     (tmp_path / "website" / "manifest.json").write_text('{"name": "an app"}')
     assert read_store(tmp_path).documents["task"].unique().tolist() == ["a"]
-    with pytest.raises(StoreError, match="holds no store, nor does a sub-folder"):
+    with pytest.raises(StoreError, match="hold no store; name the folder of a run"):
         read_store(tmp_path / "somebody")
     (tmp_path / "results").mkdir()
     with pytest.raises(StoreError, match=r"resuls is not a folder; did you mean results\?"):

@@ -292,7 +292,7 @@ class Mixtures:
         return {"mixtures": Table.of(points, caption, name="mixtures")}
 
     def charts(self) -> dict[str, Chart]:
-        """Return the chart ``mixtures``: dispersion over the share of right answers.
+        """Return the chart ``mixtures``: dispersion against the share of right answers.
 
         There is no chart if the curve has no trend (fewer than three points, or all are equal).
         """
