@@ -234,7 +234,7 @@ class Audit(RunReport):
         if isinstance(self.calibration, Missing):
             return pools_sentence(self.mixtures)
         ours, *_, alone = self.calibration.estimators
-        where = f"on {self.calibration.where} held out"
+        where = f"on {self.calibration.where} that were held out"
         if ours.better:
             return (
                 "Labels can be saved here: the accuracy estimated from dispersion is "

@@ -46,13 +46,13 @@ ORDER = ("is not clearly related to", "rises with", "falls with")  # by an assoc
 _FEWEST_OF_A_TASK = 4  # fewest slices in a task for a correlation inside it
 _DISPERSION = (
     "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error: 0 "
-    "if all point the same way, 1 if orthogonal. All documents together also count pairs from two "
-    "slices, and are not drawn."
+    "if all point the same way, 1 if orthogonal. For all documents together, pairs from two slices "
+    "count, too, and no dot is drawn."
 )
 _PROBABILITY = "Mean probability of the right answer among the choices."
 _SHORT_DISPERSION = (
-    "mean cosine distance of the documents' vectors, with 95 % intervals; all documents together "
-    "also count pairs from two slices, and are not drawn."
+    "mean cosine distance of the documents' vectors, with 95 % intervals; for all documents "
+    "together, pairs from two slices count, too, and no dot is drawn."
 )
 _LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d")}
 _RIGHT = {"probability": Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)}

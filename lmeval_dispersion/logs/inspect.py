@@ -41,7 +41,7 @@ class Judgement:
         content: The sample as lm-eval logs a document: ``doc``, ``target``, ``arguments``,
             ``resps`` and ``filtered_resps``.
         metrics: Name -> score over the epochs, by default their mean. A score that the scorer did
-            not give is missing.
+            not give is left out.
     """
 
     sample: str

@@ -662,7 +662,7 @@ def phases(
     Args:
         checkpoints: Number of checkpoints, without the reference.
         questions: Number of questions in all.
-        budget: The most questions that may be asked, summed over the checkpoints and the reference.
+        budget: Maximum number of questions, summed over the checkpoints and the reference.
         top: Number of best checkpoints wanted; every phase asks at least one more than these, if
             there are so many.
         kept: Whether all checkpoints stay loaded from phase to phase.

@@ -629,8 +629,8 @@ class Plan:
 
     Attributes:
         entries: The checkpoints that race, and the base, if it is asked.
-        questions: The most questions that one checkpoint is asked.
-        phases: The phases in which a budget is spent; empty for a race to its end.
+        questions: Maximum number of questions for one checkpoint.
+        phases: The phases in which a budget is spent; empty for a race to the end.
         by: How the checkpoints are ordered: ``rows``, by the screen's ranking, or ``block``, by
             their scores on the shared questions.
         resident: Whether all checkpoints stay loaded, as the adapters of one base and the models of
@@ -725,7 +725,7 @@ class Plan:
 
     @property
     def loads(self) -> int:
-        """The most times that weights are loaded, summed over checkpoints and base."""
+        """Maximum number of times that weights are loaded, for all checkpoints and the base."""
         if self.resident:
             return 1
         if self.phases:

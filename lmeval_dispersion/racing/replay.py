@@ -117,7 +117,8 @@ class Replay(Report):
         questions_each: Number of questions that all models answered.
         by: In which order the checkpoints raced: ``rows``, in the screen's order or as given, or
             ``block``, by their scores on shared questions.
-        budget: The most questions, summed over the checkpoints; None for a race to its end.
+        budget: Maximum number of questions, summed over the checkpoints; None for a race to the
+            end.
         left_out: Labels of the checkpoints that were left out after the shared questions.
         seed: Seed of the race, and of the random orders.
         orders: Number of races in random orders.
@@ -780,8 +781,8 @@ def released(seed: int = 0, *, budget: int | str | None = None, **settings: Any)
 
     Args:
         seed: Seed that draws the questions and their orders.
-        budget: The most questions, summed over the models: a number, or a share ``N%`` of all; None
-            for a race to its end.
+        budget: Maximum number of questions for all models together: a number, or a share of all
+            their questions, such as ``10%``; None to race to the end.
         settings: Further arguments of :func:`raced`.
 
     Raises:

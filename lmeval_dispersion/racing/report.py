@@ -142,8 +142,8 @@ class MarginAt:
 
     Attributes:
         questions: Questions asked, summed over the checkpoints.
-        margin: No other checkpoint was better than the best so far by more than this difference in
-            score.
+        margin: No other checkpoint was better than the best one so far (if several are wanted, than
+            the last of these) by more than this difference in score.
     """
 
     questions: int

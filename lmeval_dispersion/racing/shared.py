@@ -40,7 +40,7 @@ FEWEST_QUESTIONS = 5
 
 @dataclass(frozen=True)
 class Question:
-    """A question, and the requests that lm-eval makes of it.
+    """A question, and the requests that lm-eval makes for it.
 
     Attributes:
         kind: lm-eval's output type of the task.

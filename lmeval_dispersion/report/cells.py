@@ -130,6 +130,8 @@ def short_names(names: Sequence[str]) -> list[str]:
 def guarded(text: str) -> str:
     """Return a text for CSV, with an apostrophe before what a spreadsheet would run as a formula.
 
+    A formula that already has an apostrophe gets another one, so that one can always be removed.
+
     >>> [guarded(text) for text in ("=1+1", "'=1+1", "org/a", "")]
     ["'=1+1", "''=1+1", 'org/a', '']
     """

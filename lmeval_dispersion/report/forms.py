@@ -83,7 +83,7 @@ def file_bytes(document: Document, output_format: str, *, details: bool = False)
     """Return the content of a report's file: the rendered text in UTF-8, or a picture of its chart.
 
     Raises:
-        UsageError: The format is unknown, or a picture is asked of a report without a chart.
+        UsageError: The format is unknown, or it is that of a picture and the report has no chart.
         MissingExtraError: The format needs a library that is not installed.
     """
     if output_format not in PICTURES:

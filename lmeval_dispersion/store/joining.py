@@ -43,7 +43,7 @@ class JoinedRun:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Name of lm-eval's task -> its version; a task of unknown version is missing."""
+        """Name of each of lm-eval's tasks whose version is known -> its version."""
         versions = {}
         for _, manifest in self.parts:
             for task, version in (manifest.get("tasks") or {}).items():

@@ -287,7 +287,8 @@ def read_logged(place: str | Path, judge: str | None = None) -> Store:
         UsageError: ``judge`` names a task or group that the run does not have.
         HarnessError: There are no samples, those of several runs, or damaged ones; or no task has
             the named metric.
-        MissingExtraError: The extra ``audit`` is not installed.
+        MissingExtraError: The extra ``audit`` or, for a log of Inspect, ``inspect`` is not
+            installed.
     """
     require_extra("audit", "a run's samples")
     import pandas as pd

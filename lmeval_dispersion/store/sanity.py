@@ -203,7 +203,7 @@ def _finite_mean(scores: Array) -> float:
 
 @dataclass(frozen=True)
 class Logged:
-    """What a run logged of its n documents.
+    """What a run logged about its n documents.
 
     Attributes:
         tasks: Task of each document.
@@ -223,7 +223,7 @@ class Logged:
 
     @classmethod
     def of(cls, documents: pd.DataFrame, scores: Array) -> Logged:
-        """Return what a run logged of some documents of its store, with their ``scores`` (n,)."""
+        """Return what a run logged about n documents of its store, with their ``scores`` (n,)."""
         return cls(
             tasks=documents["task"].tolist(),
             log_probabilities=documents["logprobs"].tolist(),

@@ -102,10 +102,12 @@ def labelled_slices(
         large = _large(vector_clusters(run, rows, count, seed=seed))
         if len(large) >= FEWEST_SLICES:
             return CLUSTERS, large
+    step = "label more documents"
+    if count < FEWEST_SLICES:
+        step = f"{step}, {FEWEST_SLICES * _CLUSTER} or more in all"
     raise UsageError(
         f"the {len(rows)} labelled documents make fewer than {FEWEST_SLICES} slices or clusters of at "
-        f"least {FEWEST_DOCUMENTS} documents; label more documents, "
-        f"{FEWEST_SLICES * _CLUSTER} or more in all"
+        f"least {FEWEST_DOCUMENTS} documents; {step}"
     )
 
 

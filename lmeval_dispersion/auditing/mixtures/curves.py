@@ -130,8 +130,10 @@ def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
     x = x[is_known]
     y = y[is_known]
     y = y[np.argsort(x, kind="stable")]
-    if len(y) < 3 or np.ptp(y) == 0:
-        return Missing("the curve has fewer than three known values, or all are equal")
+    if len(y) < 3:
+        return Missing("the curve has fewer than three known values")
+    if np.ptp(y) == 0:
+        return Missing("all values of the curve are equal")
     rho = float(rank_correlations(np.sort(x), y[None])[0])
     sign = 1.0 if rho >= 0 else -1.0
     against = int((sign * np.diff(y) < 0).sum())
@@ -165,8 +167,9 @@ class PoolContrast:
     """The dispersions of right and of wrong answers, and their difference with a 95 % interval.
 
     The interval allows for other documents of the same kind; the error bars of the curves allow
-    only for other draws from these documents. A dispersion is NaN for fewer than three documents,
-    and the ends of the interval are NaN for fewer than 20 right or 20 wrong documents.
+    only for other draws from these documents. A dispersion is NaN for fewer than three documents.
+    The ends of the interval are NaN for fewer than 20 right or 20 wrong documents, and if both
+    standard errors are 0.
 
     Attributes:
         correct: Dispersion of the documents that were answered right.
@@ -331,7 +334,7 @@ def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
     A mixture consists of documents of which a set share was answered right.
 
     Raises:
-        UsageError: The run has no vectors, or not both right and wrong answers.
+        UsageError: The run has no vectors, or its answers are all right or all wrong.
     """
     check_labels(run, "mixtures need")
     pool = pools(run, run.labelled)
