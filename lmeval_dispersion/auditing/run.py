@@ -567,7 +567,7 @@ def answers_of(run: AuditRun) -> Answers:
 def _sentence(clause: str) -> str:
     """A clause on a run's answers as a sentence on the audited one."""
     if clause.startswith("answers "):
-        return f"The model {clause}: whether this is right says nothing about a document."
+        return f"The model {clause}: which of its answers are right depends almost only on the targets."
     return f"{clause[0].upper()}{clause[1:]}."
 
 

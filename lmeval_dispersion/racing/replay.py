@@ -297,7 +297,7 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     notes = _judged_by(manifests)
     for note in joined:
         if "models differ" not in note:
-            notes.append(f"{note[0].upper()}{note[1:]}")
+            notes.append(note)
     for store in stores:
         notes += store.manifest.get("notes", ())
     if raced:

@@ -172,7 +172,7 @@ def model_notes(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[
         ]
     models = _model_differences(first, other)
     if models and _models_known(a, b):
-        return [f"the models differ in {shown_differences(models)}"]
+        return [f"The models differ in {shown_differences(models)}"]
     return []
 
 

@@ -222,7 +222,7 @@ def _comparable(
     everything = np.ones(len(shared), dtype=bool)
     if template and not differences and (count or not known.all()):
         notes.append(
-            f"the runs differ in {shown_differences(template)}, which may explain part of the "
+            f"The runs differ in {shown_differences(template)}, which may explain part of the "
             "difference between their results."
         )
         return everything, notes
@@ -252,4 +252,4 @@ def _version_notes(runs: Sequence[JoinedRun]) -> Iterator[str]:
         for task in sorted(first.keys() & versions.keys()):
             if first[task] != versions[task]:
                 names = f"{first[task]} in {runs[0].model}, {versions[task]} in {run.model}"
-                yield f"the versions of {task} differ: {names}."
+                yield f"The versions of {task} differ: {names}."

@@ -273,16 +273,16 @@ def compared(tmp_path, **changes):
 def test_models_are_compared_with_a_note_and_other_prompts_are_not(tmp_path, key):
     found = compared(tmp_path, **{key: "other"})
     if key in MODEL_KEYS:
-        assert found == ([f"the models differ in {key}"], [], [])
+        assert found == ([f"The models differ in {key}"], [], [])
     else:
         assert found == ([], [key], [])
 
 
 def test_two_models_may_have_their_own_chat_templates(tmp_path):
     found = compared(tmp_path, weights="sha256:2", chat_template="c")
-    assert found == (["the models differ in weights"], [], ["chat_template"])
+    assert found == (["The models differ in weights"], [], ["chat_template"])
     found = compared(tmp_path, dtype="float32", chat_template="c")
-    assert found == (["the models differ in dtype"], ["chat_template"], [])
+    assert found == (["The models differ in dtype"], ["chat_template"], [])
 
 
 def test_only_tasks_that_both_have_need_one_prompt_and_unknown_identities_are_noted(tmp_path):
