@@ -562,8 +562,7 @@ def compare(asked: Comparing) -> Comparison:
             metrics.
         StoreError: A store cannot be read or has no such layer, or scores are outside [0, 1].
         HarnessError: Samples or logs cannot be read.
-        MixedStoresError: The runs share no document, have different prompts, or have different
-            documents under the same id.
+        MixedStoresError: No document has the same content, target and prompt in all runs.
     """
     paths = asked.runs
     if asked.demo:
@@ -633,8 +632,7 @@ def shared_rows(runs: Sequence[AuditRun]) -> tuple[list[Rows], list[str]]:
     runs, and sentences on what differs between the runs.
 
     Raises:
-        MixedStoresError: The runs share no document, have different prompts, or have different
-            documents under the same id.
+        MixedStoresError: No document has the same content, target and prompt in all runs.
     """
     joined = join(
         [JoinedRun(run.store.model, run.store.path, run.documents, run.store.parts) for run in runs]

@@ -52,7 +52,8 @@ class Claim(NamedTuple):
     Attributes:
         nothing: Wording if the effect over all documents is not clear.
         holds: Wording if the effect over all documents is clear, and that inside the parts
-            (subjects or tasks) is clear too, even if reversed, or not known.
+            (subjects or tasks) is not known, or is clear too, in the same or in the other
+            direction.
         between: Wording if the effect over all documents is clear, and that inside the parts is not
             clear and clearly differs from it: the effect lies between the parts.
         unclear: Wording if the effect over all documents is clear, and that inside the parts is

@@ -195,7 +195,7 @@ class TaskMean:
 
 @dataclass(frozen=True)
 class PairVerdict:
-    """Two runs compared by lm-eval's scores, and again with answers that are not finite as wrong.
+    """Two runs compared by lm-eval's scores, and with answers that are not finite counted as wrong.
 
     Attributes:
         logged: The comparison by lm-eval's scores.

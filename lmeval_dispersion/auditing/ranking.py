@@ -285,7 +285,7 @@ def ranking_report(run: AuditRun) -> Ranking:
     """Judge how well a run's signals (see `Signal`) find its wrong answers.
 
     Raises:
-        UsageError: The run has no vectors, or not both right and wrong answers.
+        UsageError: The run has no vectors, or its answers are all right or all wrong.
     """
     check_labels(run, "ranking quality needs")
     scores = signals(run)

@@ -234,7 +234,7 @@ class Audit(RunReport):
         if isinstance(self.calibration, Missing):
             return pools_sentence(self.mixtures)
         ours, *_, alone = self.calibration.estimators
-        where = f"on {self.calibration.where} held out"
+        where = f"on {self.calibration.where} that were held out"
         if ours.better:
             return (
                 "Labels can be saved here: the accuracy estimated from dispersion is "
@@ -249,7 +249,7 @@ class Audit(RunReport):
                 named = "the share of documents whose confidence is above a threshold (ATC)"
             other = f"; {named} does ({better.mae:.1f})"
         return (
-            "Dispersion replaces no labels here: it does not reliably beat the labelled accuracy "
+            "Dispersion cannot replace labels here: it does not reliably beat the labelled accuracy "
             f"({ours.mae:.1f} against {alone.mae:.1f} points off {where}){other}."
         )
 

@@ -29,6 +29,7 @@ from lmeval_dispersion.store import Store, read_store
 from lmeval_dispersion.store.format import CORRECT_ABOVE
 from lmeval_dispersion.store.samples import is_logged, read_logged
 from lmeval_dispersion.store.sanity import (
+    NOT_FINITE_ADVICE,
     CountedAsWrong,
     Flags,
     Logged,
@@ -183,8 +184,8 @@ class AuditRun:
         """Return the run in a store, with the vectors of ``layer`` or of the store's default layer.
 
         Raises:
-            StoreError: The store has no such layer, no usable vector of it, or, unless
-                ``any_range``, a score outside [0, 1].
+            StoreError: The store has no such layer, or no usable vector of it; or, unless
+                ``any_range`` is True, a score is outside [0, 1].
         """
         documents = store.documents
         name = ""
@@ -199,7 +200,7 @@ class AuditRun:
             if not usable.any():
                 raise StoreError(
                     f"none of the {len(usable)} documents in {store.path} has a usable vector of layer "
-                    f"{name!r}, as all hidden states are zero or not finite; run the task again"
+                    f"{name!r}, as all hidden states are zero or not finite; {NOT_FINITE_ADVICE}"
                 )
             without = int((~usable).sum())
             if without:
@@ -566,7 +567,7 @@ def answers_of(run: AuditRun) -> Answers:
 def _sentence(clause: str) -> str:
     """A clause on a run's answers as a sentence on the audited one."""
     if clause.startswith("answers "):
-        return f"The model {clause}: whether it is right says nothing about a document here."
+        return f"The model {clause}: which of its answers are right depends almost only on the targets."
     return f"{clause[0].upper()}{clause[1:]}."
 
 
@@ -662,7 +663,7 @@ def rows_where(run: AuditRun, expression: str) -> Rows:
 
 
 def labels_of(run: AuditRun, rows: Rows) -> AuditRun:
-    """Return a copy of the run that keeps the labels of the documents ``rows`` only."""
+    """Return a copy of the run in which only the documents ``rows`` keep their labels."""
     score = np.full_like(run.score, np.nan)
     score[rows] = run.score[rows]
     return replace(run, score=score)

@@ -46,13 +46,13 @@ ORDER = ("is not clearly related to", "rises with", "falls with")  # by an assoc
 _FEWEST_OF_A_TASK = 4  # fewest slices in a task for a correlation inside it
 _DISPERSION = (
     "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error: 0 "
-    "if all point the same way, 1 if orthogonal. All documents together also count pairs from two "
-    "slices, and are not drawn."
+    "if all point the same way, 1 if orthogonal. For all documents together, pairs from two slices "
+    "count, too, and no dot is drawn."
 )
 _PROBABILITY = "Mean probability of the right answer among the choices."
 _SHORT_DISPERSION = (
-    "mean cosine distance of the documents' vectors, with 95 % intervals; all documents together "
-    "also count pairs from two slices, and are not drawn."
+    "mean cosine distance of the documents' vectors, with 95 % intervals; for all documents "
+    "together, pairs from two slices count, too, and no dot is drawn."
 )
 _LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d")}
 _RIGHT = {"probability": Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)}
@@ -545,8 +545,9 @@ def dispersion_bounds(row: SliceRow) -> Bounds:
 def weakest(rows: Sequence[SliceRow], whole: SliceRow) -> SliceRow | None:
     """Return the slice of lowest accuracy if that is clearly below the run's accuracy, else None.
 
-    Slices need three labelled documents. The slice's Wilson interval, corrected for the choice
-    among all slices (Bonferroni), has to end below the accuracy of ``whole``.
+    Only slices with three or more labelled documents count, and there have to be two of them. The
+    slice's Wilson interval, corrected for the choice among these slices (Bonferroni), has to end
+    below the accuracy of ``whole``.
     """
     usable = [row for row in rows if row.labelled >= 3]
     if len(usable) < 2:
@@ -574,7 +575,8 @@ def spearman_text(association: Association) -> str:
 def association_sentence(order: Association | Missing) -> str:
     """Return a sentence on whether accuracy rises with dispersion over slices.
 
-    It adds the correlation inside tasks if this is known.
+    The sentence adds the correlation inside tasks if this is known. If there is no correlation, it
+    says why.
     """
     if isinstance(order, Missing):
         return f"No correlation with accuracy is given: {order.missing}."

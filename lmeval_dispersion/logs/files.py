@@ -228,7 +228,7 @@ def _line(content: Mapping[str, Any], place: str, digest: int) -> Line:
         doc_id = int(doc_id)
     if isinstance(doc_id, bool) or not isinstance(doc_id, int) or not 0 <= doc_id < _MOST_ID:
         raise HarnessError(
-            f"{place}: expected `doc_id` to be a whole number of at least 0, got "
+            f"{place}: expected `doc_id` to be a whole number from 0 to 2**53 - 1, got "
             f"{brief(doc_id)}; run lm-eval again"
         )
     name = content.get("filter")

@@ -279,9 +279,9 @@ def unscored(numeric: Numeric) -> str:
             f"of their metrics by `--metric`: {listed_names(numbers)}"
         )
     if not numeric:
-        return "no metric is logged, so the documents have no score"
+        return "no metric is logged, so the documents have no score; run a task that scores each document"
     verb = "is" if len(numeric) == 1 else "are"
     return (
         f"no metric scores single documents: {listed_names(list(numeric))} {verb} logged as pairs "
-        "or lists"
+        "or lists; run a task that scores each document"
     )

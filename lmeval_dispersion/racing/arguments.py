@@ -48,9 +48,9 @@ class How:
             worse by more than the margin.
         margin: Smallest difference in score that counts.
         top: Number of best checkpoints to find.
-        budget: Number of questions for all checkpoints together, or a share of all questions to all
-            of them, such as 10%; the same command without a budget goes on until the best is
-            proven. Default: as many as a proof needs.
+        budget: Number of questions for all checkpoints together, or a share of all their questions,
+            such as 10%; the same command without a budget goes on until the best is proven.
+            Default: as many as a proof needs.
         hours: Hours after which the race stops. Default: no limit.
         answers: "none" ignores the right answers, and orders checkpoints by how well their answers
             agree with the mean answer of all; this needs a budget. Default: the task's right

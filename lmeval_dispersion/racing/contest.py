@@ -286,8 +286,9 @@ class Contest:
         Args:
             labels: Labels of all checkpoints in the race, in the order of the list.
             cut: Whether the worst two thirds may be left out if 24 or more checkpoints have a turn.
-                This happens only if all shared answers have probabilities: a few answers that are
-                just right or wrong do not show which checkpoints are the best.
+                This happens only if each of these has answered shared questions, and all answers
+                to them have probabilities: a few answers that are just right or wrong do not show
+                which checkpoints are the best.
         """
         going = list[str]()
         for label in labels:
@@ -664,7 +665,7 @@ def phases(
     Args:
         checkpoints: Number of checkpoints, without the reference.
         questions: Number of questions in all.
-        budget: The most questions that may be asked, summed over the checkpoints and the reference.
+        budget: Maximum number of questions, summed over the checkpoints and the reference.
         top: Number of best checkpoints wanted; every phase asks at least one more than these, if
             there are so many.
         kept: Whether all checkpoints stay loaded from phase to phase.

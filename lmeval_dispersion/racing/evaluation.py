@@ -1006,7 +1006,7 @@ class Entrant:
         expected = self._results["race"]["questions"]
         if self._count != expected:
             questions = counted(self._count, "question")
-            raise ValueError(f"it has answers to {questions} in place of {expected}")
+            raise ValueError(f"it has answers to {questions} instead of {expected}")
         if self.evaluation.recorded and "identity" not in self._manifest:
             raise ValueError("its manifest lacks `identity`")
 

@@ -65,11 +65,11 @@ _SETTINGS = {
 
 @dataclass
 class Limits:
-    """The most new questions and hours that one command may use, and what it has used so far.
+    """The limits of one command on new questions and on time, and what it has used so far.
 
     Attributes:
-        questions: The most new questions, summed over the checkpoints; None for no limit.
-        hours: The most hours; None for no limit.
+        questions: Maximum number of new questions, summed over the checkpoints; None for no limit.
+        hours: Maximum number of hours; None for no limit.
         asked: Number of questions that this command has asked so far.
         start: When the command began, in seconds of the monotonic clock.
     """
@@ -115,7 +115,7 @@ class RaceFolder:
         seconds: Label -> seconds that loading and asking the checkpoint took.
         as_base: Labels of the adapters that answer exactly as their base.
         kept: Content of ``race.json``.
-        allowance: The most that this command may ask, and what it has asked so far.
+        allowance: The limits of this command, and what it has asked so far.
         more: Called to add probabilities to the answers to shared questions; None for
             :func:`shared.complete`.
         named: Name and GGUF file of each checkpoint that the command names -> lm-eval's arguments
@@ -125,8 +125,8 @@ class RaceFolder:
             command does not name it (see :meth:`may_load`).
         margins: The margins shown so far (see :class:`~lmeval_dispersion.racing.report.MarginAt`),
             one for each time that the margin became smaller.
-        budget: The most shared questions that this command allows, summed over the checkpoints;
-            None without a budget.
+        budget: Maximum number of shared questions by this command, summed over the checkpoints; None
+            without a budget.
     """
 
     asking: Asking
@@ -730,7 +730,7 @@ class RaceFolder:
 
 
 def contest_of(kept: Mapping[str, Any], how: How, *, side_by_side: int = 0) -> Contest:
-    """Return the state before any answer of the race that ``race.json`` describes.
+    """Return the race that ``race.json`` describes, in its state before any answer.
 
     Checkpoints whose turn began in an earlier command are entered in it.
 
@@ -788,8 +788,8 @@ def deleted_note(contest: Contest) -> list[str]:
 def race_name(tasks: str) -> str:
     """Return the name of the folder of a race on ``tasks``, names separated by commas.
 
-    It is ``race-`` and the tasks, in which ``-`` replaces characters other than letters, digits,
-    ``_``, ``.`` and ``-``.
+    It is ``race-`` and the tasks, in which ``-`` replaces every sequence of characters other than
+    ASCII letters, digits, ``_``, ``.`` and ``-``.
 
     >>> race_name("gsm8k,mmlu")
     'race-gsm8k-mmlu'

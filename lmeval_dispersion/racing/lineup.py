@@ -244,7 +244,9 @@ class Named:
         return shortlist_manifest(self.manifest, self.words[0]).tasks if self.manifest else ()
 
     def arguments(self, *, taken: bool) -> dict[str, dict[str, str]]:
-        """Return lm-eval's arguments for loading each named checkpoint, by name, before any screen.
+        """Return for each named checkpoint, by name, lm-eval's arguments for loading it.
+
+        Nothing is screened for this; a screening that is already there is used.
 
         Args:
             taken: Whether the words are names that a server knows, and are taken as they are.
@@ -275,7 +277,7 @@ class Named:
                 is reported later, as a failed checkpoint.
 
         Raises:
-            UsageError: A named folder does not exist or, if ``all_of_them`` is False, none does.
+            UsageError: A named folder does not exist (see ``all_of_them``).
         """
         if self.screened is not None or self.manifest or "-" in self.words:
             return
@@ -293,7 +295,8 @@ class Named:
     def arguments_of(self, candidate: Candidate) -> dict[str, str]:
         """Return lm-eval's arguments for loading a candidate.
 
-        An adapter that a short list's script has downloaded is loaded from its folder.
+        An adapter that the script of a named short list has downloaded is loaded from the local
+        folder.
         """
         if self.manifest:
             place = Path(self.words[0]).expanduser()
@@ -560,6 +563,7 @@ def all_named(named: Named, *, api: bool) -> Lineup:
     Raises:
         UsageError: A name is not that of a checkpoint, such as a folder that does not exist, or is
             a pattern of revisions.
+        DispersionError: The names cannot be listed, for example without a connection.
     """
     if api and not named.family:
         names = dict.fromkeys(named.words)
@@ -721,7 +725,7 @@ class Plan:
 
     @property
     def loads(self) -> int:
-        """The most times that weights are loaded, summed over checkpoints and base."""
+        """Maximum number of times that weights are loaded, for all checkpoints and the base."""
         if self.resident:
             return 1
         if self.phases:

@@ -226,7 +226,7 @@ class Recorded(NamedTuple):
     """Finished evaluations of several models on the same questions.
 
     Attributes:
-        answers: Model -> scores of its answers; all models have the questions in one order.
+        answers: Model -> scores of its answers; all models have the questions in the same order.
         tasks: Names of the tasks.
         notes: Sentences on what was read, and on what was left out.
         failed: Model -> why it does not race.
@@ -257,9 +257,9 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
         metric: ``[FILTER/]METRIC`` to judge by; None for the first known metric of each task.
 
     Raises:
-        DispersionError: A result cannot be read, has a score outside 0 to 1, or has other prompts
-            than the first one; or there are fewer than two models, or fewer than 50 questions that
-            all of them answered.
+        DispersionError: A result cannot be read, or has a score outside 0 to 1; or there are fewer
+            than two models, or fewer than 50 questions that all models answered with the same
+            prompts.
         MissingExtraError: The extra ``audit`` is not installed.
     """
     require_extra("audit", "finished evaluations")
@@ -297,7 +297,7 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     notes = _judged_by(manifests)
     for note in joined:
         if "models differ" not in note:
-            notes.append(f"{note[0].upper()}{note[1:]}")
+            notes.append(note)
     for store in stores:
         notes += store.manifest.get("notes", ())
     if raced:

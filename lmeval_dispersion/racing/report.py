@@ -142,8 +142,8 @@ class MarginAt:
 
     Attributes:
         questions: Questions asked, summed over the checkpoints.
-        margin: No other checkpoint was better than the best so far by more than this difference in
-            score.
+        margin: No other checkpoint was better than the best one so far (if several are wanted, than
+            the last of these) by more than this difference in score.
     """
 
     questions: int
@@ -189,7 +189,7 @@ class Race(Report):
         of: Number of checkpoints on the list, without the base.
         questions: Number of questions asked, summed over the checkpoints.
         questions_all: Number of questions of all checkpoints on the list, and of the base.
-        questions_each: The most questions that one checkpoint is asked.
+        questions_each: Maximum number of questions for one checkpoint.
         questions_there: Number of questions in the tasks; more than ``questions_each`` with
             ``--limit``.
         tasks: Number of tasks.
@@ -287,9 +287,12 @@ class Race(Report):
             "mark": {"type": "line", "interpolate": "step-after"},
         }
         numbers = "; ".join(f"{at.questions:,}: {at.margin:.3f}" for at in self.margins[-12:])
+        last = "the best so far"
+        if len(self.top) > 1:
+            last = f"the last of the best {len(self.top)} so far"
         meaning = (
-            f"With a probability of at least {1 - self.error:g}, no other checkpoint is better than the "
-            "best so far by more than the margin."
+            f"With a probability of at least {1 - self.error:g}, no other checkpoint is better than "
+            f"{last} by more than the margin."
         )
         return Chart(drawn, "Margin shown against questions asked", numbers, meaning)
 
@@ -426,8 +429,8 @@ class Race(Report):
             return self._no_best(bool(undecided))
         if self.by == "agreement":
             return (
-                f"Best by agreement: {best.label}, {best.agreement or 0.0:.3f} with the mean answer "
-                f"of all checkpoints to {count(best.questions, 'question')} of {self.task}; without "
+                f"Best by agreement: {best.label} (agreement {best.agreement or 0.0:.3f} with the mean answer "
+                f"of all checkpoints to {count(best.questions, 'question')} of {self.task}); without "
                 "labels there is neither a margin nor an error."
             )
         is_whole = best.questions == self.questions_each
@@ -628,8 +631,8 @@ def asked_words(questions: int, everything: int, part: int | None = None) -> str
     Args:
         questions: Number of questions asked.
         everything: Number of questions that all checkpoints have together.
-        part: Number of questions that the checkpoints in the race have together, of which a budget
-            is a share; None without a budget.
+        part: Number of questions that the checkpoints in the race have together; None without a
+            budget.
 
     >>> asked_words(500, 50_000)
     '500 of 50,000 questions asked (1 %)'

@@ -40,7 +40,7 @@ FEWEST_QUESTIONS = 5
 
 @dataclass(frozen=True)
 class Question:
-    """A question, and the requests that lm-eval makes of it.
+    """A question, and the requests that lm-eval makes for it.
 
     Attributes:
         kind: lm-eval's output type of the task.
@@ -257,7 +257,9 @@ def _probability(question: Question, logs: Sequence[float]) -> float:
 def asking_tokens(kept: dict[str, Any], path: Path, tasks: str) -> More:
     """Return a function that adds the probabilities of answer tokens to a race's samples.
 
-    The tokens are those of the first task whose answer tokens are known.
+    The tokens are those of the first task whose answer tokens are known. If none are known, the
+    function handles only multiple-choice questions whose choices are single tokens; for others it
+    adds the reason instead.
 
     Args:
         kept: Content of the folder's ``race.json``; a hash of the answer tokens is added to it.
@@ -302,12 +304,12 @@ def check_agreement(checkpoints: int, questions: int) -> None:
 def agreed(evaluation: Evaluation, contest: Contest) -> dict[str, Agreed]:
     """Return the agreement of each checkpoint with the mean answer of all, by label.
 
-    The agreement (see :func:`agreement`) is averaged over the first questions, as many as all
-    checkpoints were asked. The contest's ``reference`` is left out.
+    The agreement (see :func:`agreement`) is averaged over the first questions that all checkpoints
+    were asked. The contest's ``reference`` is left out.
 
     Raises:
-        UsageError: There are fewer than three checkpoints or five questions, or an answer has no
-            probabilities of the answer tokens.
+        UsageError: There are fewer than three checkpoints, or fewer than five such questions, or an
+            answer has no probabilities of the answer tokens.
     """
     labels = [label for label in contest.answered if label != contest.reference]
     counts = [len(contest.answered[label].score) for label in labels]

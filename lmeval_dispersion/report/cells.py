@@ -71,7 +71,7 @@ def plain(value: Any) -> Any:
 
 
 def number(value: Any) -> int | float | None:
-    """Return ``value`` if it is a finite number, else None."""
+    """Return ``value`` if it is a finite number and not a boolean, else None."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

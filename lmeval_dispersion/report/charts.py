@@ -98,7 +98,9 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
 
 
 def picture(chart: Chart, form: str) -> bytes:
-    """Draw a chart under its caption, in the HTML report's light colours, as the bytes of a file.
+    """Draw a chart with its caption above it, and return the bytes of the picture's file.
+
+    The colours are those of an HTML report on a light background.
 
     ``form`` is ``svg``, ``png`` or ``pdf``.
     """

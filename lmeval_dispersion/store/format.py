@@ -198,7 +198,7 @@ def _document_table(documents: pd.DataFrame) -> Any:
         if name not in documents:
             there = ", ".join(map(str, documents.columns))
             raise StoreError(
-                f"expected a column {name!r} in the documents, got the columns {there}"
+                f"expected a column {name!r} in the documents, got the columns {there or 'none'}; add it"
             )
     given = documents.reset_index(drop=True)
     if "subject" not in given:

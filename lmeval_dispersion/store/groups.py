@@ -18,7 +18,8 @@ class TaskGroup(TypedDict):
 
     Attributes:
         tasks: Names of the tasks.
-        by_size: Whether each task weighs by its number of documents; if not, all weigh alike.
+        by_size: Whether each task is weighted by its number of documents; if not, all tasks have
+            the same weight.
     """
 
     tasks: list[str]
@@ -99,7 +100,7 @@ def question_weights(
 
     Args:
         tasks: Task of each of the n documents.
-        groups: Name -> tasks that count together.
+        groups: Name of a group -> its tasks, and how they are weighted.
 
     Returns:
         Shape (n,), float64.
@@ -118,7 +119,7 @@ def mean_score(
     Args:
         tasks: Task of each document.
         scores: Score of each document; NaN where it is unknown. Shape (n,).
-        groups: Name -> tasks that count together.
+        groups: Name of a group -> its tasks, and how they are weighted.
 
     Returns:
         The mean over the tasks and groups with a known score; NaN if no score is known. Documents
@@ -135,11 +136,12 @@ def mean_score(
 def document_weights(tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> NDArray[np.float64]:
     """Return the weight of each document in a mean over tasks, where a group counts as one task.
 
-    The weights sum to 1. The tasks of a group weigh alike, or by their numbers of documents.
+    The weights sum to 1. The tasks of a group have equal weights, or weights by their numbers of
+    documents (see :class:`TaskGroup`).
 
     Args:
         tasks: Task of each of the n documents.
-        groups: Name -> tasks that count together.
+        groups: Name of a group -> its tasks, and how they are weighted.
 
     Returns:
         Shape (n,), float64.

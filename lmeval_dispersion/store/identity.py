@@ -155,7 +155,7 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
 
 
 def model_notes(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[str]:
-    """Return a list with a note if two runs differ in their models, or one has no ``identity``.
+    """Return a list with a note if two runs' models differ, or only one run has an ``identity``.
 
     The note is a sentence without its full stop. The list is empty if there is nothing to note, or
     if the manifests do not describe the models.
@@ -172,7 +172,7 @@ def model_notes(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[
         ]
     models = _model_differences(first, other)
     if models and _models_known(a, b):
-        return [f"the models differ in {shown_differences(models)}"]
+        return [f"The models differ in {shown_differences(models)}"]
     return []
 
 

@@ -74,8 +74,8 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
     own chat template.
 
     Raises:
-        MixedStoresError: The runs share no documents, or a run has different documents, targets or
-            prompts throughout.
+        MixedStoresError: No document has the same content and target, and comparable prompts, in
+            all runs.
     """
     frames = _keyed(runs)
     shared = frames[0]
@@ -111,7 +111,7 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
         tasks = sorted(set().union(*(frame["task"] for frame in frames)))
         raise MixedStoresError(
             f"expected runs that share documents, but the runs of {', '.join(tasks)} share no "
-            "document; compare runs of the same tasks and questions"
+            "document with the same target; compare runs of the same tasks and questions"
         )
     rows = [shared[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))]
     return Joined(rows, notes)
@@ -222,7 +222,7 @@ def _comparable(
     everything = np.ones(len(shared), dtype=bool)
     if template and not differences and (count or not known.all()):
         notes.append(
-            f"the runs differ in {shown_differences(template)}, which may explain part of the "
+            f"The runs differ in {shown_differences(template)}, which may explain part of the "
             "difference between their results."
         )
         return everything, notes
@@ -252,4 +252,4 @@ def _version_notes(runs: Sequence[JoinedRun]) -> Iterator[str]:
         for task in sorted(first.keys() & versions.keys()):
             if first[task] != versions[task]:
                 names = f"{first[task]} in {runs[0].model}, {versions[task]} in {run.model}"
-                yield f"the versions of {task} differ: {names}."
+                yield f"The versions of {task} differ: {names}."

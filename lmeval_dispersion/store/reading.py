@@ -243,7 +243,8 @@ def read_store(path: str | Path) -> Store:
     parts = [(place, _read_manifest(place)) for place in places_of(folder)]
     if not parts:
         raise StoreError(
-            f"{folder} holds no store, nor does a sub-folder; name the folder of a run"
+            f"{folder} and its sub-folders hold no store; name the folder of a run with dispersion tasks, "
+            "or one that `dispersion embed` wrote"
         )
     check_one_model(parts)
     frames = {place: _read_documents(place, manifest) for place, manifest in parts}

@@ -164,7 +164,8 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
             known metric that this filter has.
 
     Raises:
-        HarnessError: The file does not exist, is damaged, has several tasks, or has no such metric.
+        HarnessError: The file does not exist, is damaged, has several tasks, or lacks the named
+            metric (with None, any known metric).
     """
     path = Path(file).expanduser()
     if not path.exists():
@@ -286,7 +287,8 @@ def read_logged(place: str | Path, judge: str | None = None) -> Store:
         UsageError: ``judge`` names a task or group that the run does not have.
         HarnessError: There are no samples, those of several runs, or damaged ones; or no task has
             the named metric.
-        MissingExtraError: The extra ``audit`` is not installed.
+        MissingExtraError: The extra ``audit`` or, for a log of Inspect, ``inspect`` is not
+            installed.
     """
     require_extra("audit", "a run's samples")
     import pandas as pd

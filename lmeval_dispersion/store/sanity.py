@@ -223,7 +223,7 @@ class Logged:
 
     @classmethod
     def of(cls, documents: pd.DataFrame, scores: Array) -> Logged:
-        """Return what a run logged of some documents of its store, with their ``scores`` (n,)."""
+        """Return what a run logged about n documents of its store, with their ``scores`` (n,)."""
         return cls(
             tasks=documents["task"].tolist(),
             log_probabilities=documents["logprobs"].tolist(),
@@ -244,7 +244,7 @@ class Logged:
         return clauses
 
     def remarks(self) -> list[str]:
-        """Return the clauses of :meth:`doubts_by_task`, and one more if all scores are the same.
+        """Return the clauses of :meth:`doubts_by_task`, and one more if 20 or more scores are all equal.
 
         Equal scores are not among :meth:`doubts`, since a good model may have them.
         """

@@ -49,7 +49,7 @@ def test_an_audit_says_how_well_accuracy_can_be_read_off_and_what_that_is_worth(
     answers = {name: audit(calibrations[name][0], short=True).answer() for name in STORES}
     opened = {name: answer[name not in LAWS] for name, answer in answers.items()}
     assert where("Labels can be saved here: ", opened) == LAWS
-    assert where("Dispersion replaces no labels here: ", opened) == set(STORES) - LAWS
+    assert where("Dispersion cannot replace labels here: ", opened) == set(STORES) - LAWS
     assert where("as it is, does (", opened) == set()
     best = calibrations["law"][1].estimators[0]
     assert f"dispersion is {best.mae:.1f} points off on 40 subjects" in opened["law"]

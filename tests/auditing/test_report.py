@@ -27,7 +27,7 @@ def test_noise_is_no_better_than_the_trivial_predictor(noise):
         "Whole test part: dispersion is no better than the trivial predictor"
         in report.to_markdown()
     )
-    assert "Dispersion replaces no labels here" in concluded(report)
+    assert "Dispersion cannot replace labels here" in concluded(report)
 
 
 def test_same_store_and_seed_same_bytes(tmp_path):

@@ -46,7 +46,9 @@ def test_the_bundled_run_is_audited_anywhere(dispersion_command, tmp_path):
     assert opening.startswith(
         "76.8 % of 600 right, dispersion 0.7937; weakest subject: 0x + 0x (52%)."
     )
-    assert "Dispersion replaces no labels here: it does not reliably beat the labelled" in opening
+    assert (
+        "Dispersion cannot replace labels here: it does not reliably beat the labelled" in opening
+    )
     assert "whose confidence is above a threshold (ATC) does (6.7)." in opening
     assert list(tmp_path.iterdir()) == []
 

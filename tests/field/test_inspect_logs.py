@@ -166,7 +166,7 @@ def test_another_version_of_a_task_is_said(tmp_path):
     (tmp_path / "tuned.json").write_text(json.dumps(content), "utf-8")
     notes = compare([DATA / "base-epochs", tmp_path]).notes
     assert any(
-        "the versions of sums differ: 0 in mockllm/base, 3 in mockllm/tuned" in note
+        "The versions of sums differ: 0 in mockllm/base, 3 in mockllm/tuned" in note
         for note in notes
     )
     shutil.copy(DATA / "base-epochs" / "sums.json", tmp_path / "base.json")

@@ -202,7 +202,7 @@ def test_equal_prompts_are_compared_whatever_the_template_says(tmp_path, capsys)
     found = compare([first, second])
     assert (found.others[0].slices[0].gained, found.others[0].slices[0].lost) == (GAINED, LOST)
     assert found.left_out == [0, 0]
-    assert f"the versions of {logs.TASK} differ: 1.0 in lab/base, 2.0 in lab/tuned." in found.notes
+    assert f"The versions of {logs.TASK} differ: 1.0 in lab/base, 2.0 in lab/tuned." in found.notes
     assert main(["race", "--replay", str(first), str(second), "-q"]) == 0
     assert f"The versions of {logs.TASK} differ" in " ".join(capsys.readouterr().out.split())
 

@@ -148,8 +148,8 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
          "without a budget goes on.", "unnamed"),
         ("Undecided: 4 of 5. The same command without a budget goes on until the best is proven.", "budget two"),
         ("; how much better another checkpoint may be is not known yet. Undecided: b.", "vague"),
-        ("Best by agreement: a, 0.812 with the mean answer of all checkpoints to 50 questions of gsm8k; "
-         "without labels there is neither a margin nor an error.", "agreed"),
+        ("Best by agreement: a (agreement 0.812 with the mean answer of all checkpoints to 50 questions of "
+         "gsm8k); without labels there is neither a margin nor an error.", "agreed"),
         ("## By task", "several"),
         ("1 of 9 checkpoints raced, 200 of 1,800 questions asked (11 %).", "early"),
         ("No best checkpoint yet: none was asked all 200 questions of gsm8k; the race's own", "never unnamed"),

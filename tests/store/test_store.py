@@ -205,7 +205,7 @@ def test_other_peoples_folders_are_not_entered_and_what_holds_no_store_is_said(t
     (tmp_path / "website").mkdir()
     (tmp_path / "website" / "manifest.json").write_text('{"name": "an app"}')
     assert read_store(tmp_path).documents["task"].unique().tolist() == ["a"]
-    with pytest.raises(StoreError, match="holds no store, nor does a sub-folder"):
+    with pytest.raises(StoreError, match="hold no store; name the folder of a run"):
         read_store(tmp_path / "somebody")
     (tmp_path / "results").mkdir()
     with pytest.raises(StoreError, match=r"resuls is not a folder; did you mean results\?"):
@@ -274,16 +274,16 @@ def compared(tmp_path, **changes):
 def test_models_are_compared_with_a_note_and_other_prompts_are_not(tmp_path, key):
     found = compared(tmp_path, **{key: "other"})
     if key in MODEL_KEYS:
-        assert found == ([f"the models differ in {key}"], [], [])
+        assert found == ([f"The models differ in {key}"], [], [])
     else:
         assert found == ([], [key], [])
 
 
 def test_two_models_may_have_their_own_chat_templates(tmp_path):
     found = compared(tmp_path, weights="sha256:2", chat_template="c")
-    assert found == (["the models differ in weights"], [], ["chat_template"])
+    assert found == (["The models differ in weights"], [], ["chat_template"])
     found = compared(tmp_path, dtype="float32", chat_template="c")
-    assert found == (["the models differ in dtype"], ["chat_template"], [])
+    assert found == (["The models differ in dtype"], ["chat_template"], [])
 
 
 def test_only_tasks_that_both_have_need_one_prompt_and_unknown_identities_are_noted(tmp_path):

@@ -71,7 +71,7 @@ Ids = Annotated[str, Form(lambda text: _RANGES.fullmatch(text) is not None, "ids
 def labelled_slices(
     run: AuditRun, by: str | None = None, *, seed: int = 0
 ) -> tuple[str, list[Slice]]:
-    """Choose the slices from which a calibrator is fitted.
+    """Choose the slices to which a calibrator is fitted.
 
     Returns the column by which documents are sliced (or :data:`CLUSTERS`), and the slices, which
     hold labelled documents only. Without ``by``, documents are sliced by the first of ``subject``,
@@ -102,10 +102,12 @@ def labelled_slices(
         large = _large(vector_clusters(run, rows, count, seed=seed))
         if len(large) >= FEWEST_SLICES:
             return CLUSTERS, large
+    step = "label more documents"
+    if count < FEWEST_SLICES:
+        step = f"{step}, {FEWEST_SLICES * _CLUSTER} or more in all"
     raise UsageError(
         f"the {len(rows)} labelled documents make fewer than {FEWEST_SLICES} slices or clusters of at "
-        f"least {FEWEST_DOCUMENTS} documents; label more documents, "
-        f"{FEWEST_SLICES * _CLUSTER} or more in all"
+        f"least {FEWEST_DOCUMENTS} documents; {step}"
     )
 
 
@@ -175,7 +177,7 @@ class Pairs(NamedTuple):
     def trivial(self) -> Array:
         """For each slice the mean score of all other slices' documents, shape (S,).
 
-        This is the estimate that needs no dispersion, which a calibrator has to beat.
+        A calibrator has to beat this estimate, which needs no dispersion.
         """
         right = self.documents * self.accuracy
         return np.asarray((right.sum() - right) / (self.documents.sum() - self.documents))

@@ -167,8 +167,9 @@ class PoolContrast:
     """The dispersions of right and of wrong answers, and their difference with a 95 % interval.
 
     The interval allows for other documents of the same kind; the error bars of the curves allow
-    only for other draws from these documents. A dispersion is NaN for fewer than three documents,
-    and the ends of the interval are NaN for fewer than 20 right or 20 wrong documents.
+    only for other draws from these documents. A dispersion is NaN for fewer than three documents.
+    The ends of the interval are NaN for fewer than 20 right or 20 wrong documents, and if both
+    standard errors are 0.
 
     Attributes:
         correct: Dispersion of the documents that were answered right.
@@ -334,7 +335,7 @@ def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
     A mixture consists of documents of which a set share was answered right.
 
     Raises:
-        UsageError: The run has no vectors, or not both right and wrong answers.
+        UsageError: The run has no vectors, or its answers are all right or all wrong.
     """
     check_labels(run, "mixtures need")
     pool = pools(run, run.labelled)

@@ -171,8 +171,8 @@ def paper_protocol(run: AuditRun, *, seeds: int = SEEDS, seed: int = 0) -> Paper
     The run's labelled documents are split at random ``seeds`` times.
 
     Raises:
-        UsageError: The run has no vectors, not both right and wrong answers, or too few labelled
-            documents.
+        UsageError: The run has no vectors or too few labelled documents, or its answers are all
+            right or all wrong.
     """
     check_labels(run, "calibration needs")
     # 0.8: parts are random, and some hold less than their share of the rarer kind.

@@ -174,7 +174,7 @@ def test_without_labels_the_order_is_by_agreement_and_says_that_nothing_is_shown
     result = raced(capsys, *command, "--budget", "40")
     assert faults(result) == []
     assert (result["by"], result["margin_shown"]) == ("agreement", None)
-    assert result["answer"][0].startswith(f"Best by agreement: {result['best']}, 0.")
+    assert result["answer"][0].startswith(f"Best by agreement: {result['best']} (agreement 0.")
     assert result["answer"][0].endswith("without labels there is neither a margin nor an error.")
     rows = result["checkpoints"]
     assert [row["questions"] for row in rows] == [10] * 4
