@@ -272,10 +272,10 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
 
 
 def teacher_sentences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each model that has a teacher, which compares the two.
+    """Return a sentence for each model that is compared with its teacher.
 
     A model condenses more than its teacher if the tokens of a text are more similar in the model's
-    last layers.
+    last layers than in the teacher's.
 
     Args:
         pairs: The rows of the table ``pairs`` of a `CondensationResult`.
@@ -286,7 +286,7 @@ def teacher_sentences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
         if row["relation"] != "teacher":
             continue
         ends = f"95 % interval {row['difference_low']:+.3f} to {row['difference_high']:+.3f}"
-        unclear = "condenses neither clearly more nor less than"
+        unclear = "condenses neither clearly more nor clearly less than"
         verdict = verdicts.get(_direction(row), unclear)
         about = f"{row['model']} {verdict} its teacher {row['other']}"
         sentences.append(

@@ -72,7 +72,7 @@ class Place(NamedTuple):
 class Standings:
     """The saves of a training run, compared by their answers to the same questions.
 
-    A save is a checkpoint that was written while the model trained. It is known by its step.
+    A save is a checkpoint that was written while the model trained. Its step identifies it.
 
     Args:
         contest: The :class:`~lmeval_dispersion.racing.contest.Contest` over all questions. Every
@@ -82,7 +82,7 @@ class Standings:
     Attributes:
         contest: The contest, which holds the answers of the saves.
         planned: Number of saves that the run will have; None if it is not known.
-        asked: The steps of the saves that have answered, in that order.
+        asked: The steps of the saves that have answered, in the order in which they answered.
     """
 
     def __init__(self, contest: Contest, planned: int | None = None) -> None:
@@ -282,7 +282,7 @@ class LiveRace:
         self.has_answers = from_first(self.has_answers)
 
     def is_saved(self, step: int) -> bool:
-        """Return whether the first process sees the folder of the save of ``step``."""
+        """Return whether the first process finds the folder of the save of ``step``."""
         return from_first(self._place(step).is_dir())
 
     def lower(self, questions: int) -> None:

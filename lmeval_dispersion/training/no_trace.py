@@ -34,10 +34,10 @@ _DEVICES = ("cuda", "xpu", "npu")  # torch's modules that keep a generator for e
 
 @contextmanager
 def without_trace(model: nn.Module | None = None) -> Iterator[None]:
-    """Put a model into evaluation mode inside the block, without gradients, and restore it after.
+    """Put a model into evaluation mode inside the block, without gradients; restore it afterwards.
 
-    Random generators, progress bars, and the model's modes, configurations and shards are restored,
-    also after an error.
+    Random generators, progress bars, and the model's modes, configurations and FSDP shards are
+    restored, also after an error.
 
     Args:
         model: The model. None to restore random generators and progress bars alone; gradients are

@@ -391,7 +391,7 @@ def test_models_that_cannot_be_compared_by_size_are_not(parameters, tokens):
     [
         (0.8, "condenses more than"),
         (0.4, "condenses less than"),
-        (0.6, "condenses neither clearly more nor less than"),
+        (0.6, "condenses neither clearly more nor clearly less than"),
     ],
 )
 def test_a_student_stands_beside_its_teacher(level, verdict):
