@@ -107,8 +107,8 @@ def check_values(asked: Any) -> None:
     """Check the fields of an options object that allow only certain values.
 
     Raises:
-        UsageError: A value is not one of the choices of its field, of type ``Literal``, or is below
-            the least one of its `Option`; the error names the field.
+        UsageError: A value is not one of the choices of its field (a ``Literal``), or is below the
+            number ``least`` of the field's `Option`; the error names the field.
     """
     hints = _hints(type(asked))
     for field in dataclasses.fields(asked):

@@ -43,7 +43,10 @@ class LmEval:
 
     @property
     def of_model(self) -> dict[str, int | str]:
-        """Batch size and device by name, as far as given: lm-eval takes them apart from ``model_args``."""
+        """The arguments ``batch_size`` and ``device`` that are set, by name.
+
+        lm-eval takes both separately from ``model_args``.
+        """
         given = {"batch_size": self.batch_size, "device": self.device}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -104,7 +107,7 @@ class Questions(Judge):
     Attributes:
         tasks: Tasks and groups of lm-eval, or the file of a token set, which names its tasks.
             Default: those of the short list that `dispersion screen --emit` wrote.
-        limit: Most questions that a checkpoint is asked, over all tasks. Default: all.
+        limit: Maximum number of questions that a checkpoint is asked, over all tasks. Default: all.
         weigh: What has equal weight in the mean over several tasks: units (each named task or
             group), or questions.
         output_path: Folder for all answers; the same command resumes from it, also with further

@@ -155,8 +155,8 @@ def test_a_vector_without_direction_raises_and_names_the_row(bad):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: g.dispersion(np.ones((1, 896))), r"\(n >= 2, d\), got \(1, 896\); pass more"),
-        (lambda: g.within(np.ones((2, 3))), r"n >= 3"),
+        (lambda: g.dispersion(np.ones((1, 896))), r"least 2 vectors, .* \(1, 896\); pass more"),
+        (lambda: g.within(np.ones((2, 3))), "at least 3 vectors"),
         (lambda: g.Dispersion(3).mean(), "at least 2 vectors, got 0"),
         (lambda: g.dispersion(np.ones(5)), "expected"),
         (lambda: g.between(np.ones((3, 2)), np.ones((3, 4))), "expected"),
@@ -302,7 +302,7 @@ def test_what_is_not_defined_is_nan_and_bad_input_is_refused():
     assert math.isnan(g.spectrum(np.zeros((6, 8))).rankme)
     with pytest.raises(GeometryError, match="rows that differ"):
         g.effective_rank(np.ones((6, 8)))
-    with pytest.raises(GeometryError, match="n >= 3"):
+    with pytest.raises(GeometryError, match="at least 3 vectors"):
         g.spectrum(np.ones((2, 4)))
     with pytest.raises(GeometryError, match="finite"):
         g.spectrum([[1, 2], [np.nan, 1], [0, 1]])

@@ -74,8 +74,8 @@ class CentredVectors:
             m = len(subset)
             if m < 2:
                 raise TooFewVectorsError(
-                    f"expected subsets of at least 2 vectors, got one of {m}; "
-                    "leave smaller ones out"
+                    f"expected subsets of at least 2 vectors, got a subset of {m}; "
+                    "leave out smaller subsets"
                 )
             total = self._total(subset)
             values[i] = (self.squares[subset].sum() - total @ total / m) / (m - 1)

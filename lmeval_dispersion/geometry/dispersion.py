@@ -242,7 +242,9 @@ class Dispersion:
 
     def __init__(self, width: int, groups: int = 32) -> None:
         if width < 1 or groups < 2:
-            raise GeometryError(f"expected width >= 1 and groups >= 2, got {width} and {groups}")
+            raise GeometryError(
+                f"expected width >= 1 and groups >= 2, got width {width} and groups {groups}"
+            )
         self.sums: Array = np.zeros((groups, width))
         self.counts: NDArray[np.int64] = np.zeros(groups, dtype=np.int64)
 
@@ -414,7 +416,9 @@ def _finite(x: ArrayLike, least: int) -> Array:
     rows = matrix(x)
     at_least(rows, least)
     if not np.isfinite(rows).all():
-        raise GeometryError("expected finite vectors, got NaN or infinity; leave those rows out")
+        raise GeometryError(
+            "expected finite vectors, got rows with NaN or infinity; leave these rows out"
+        )
     return rows
 
 

@@ -62,8 +62,8 @@ def unit_rows(x: ArrayLike) -> Array:
     if bad.size:
         shown = ", ".join(map(str, bad[:5])) + (", ..." if bad.size > 5 else "")
         raise NoDirectionError(
-            f"expected vectors with a direction, got {bad.size} of {len(rows)} that "
-            f"are zero or not finite (rows {shown}); drop them and report how many",
+            f"expected vectors with a direction, got {bad.size} of {len(rows)} that are zero or "
+            f"non-finite (rows {shown}); drop them and report how many",
             bad.tolist(),
         )
     return rows
@@ -85,7 +85,7 @@ def at_least(rows: NDArray[Any], n: int) -> None:
     """Raise TooFewVectorsError if there are fewer than ``n`` rows."""
     if len(rows) < n:
         raise TooFewVectorsError(
-            f"expected `x` of shape (n >= {n}, d), got {rows.shape}; pass more vectors"
+            f"expected at least {n} vectors, got an array of shape {rows.shape}; pass more vectors"
         )
 
 
@@ -297,7 +297,7 @@ def _prepared(x: ArrayLike, metric: Metric) -> Array:
     if bad.size:
         raise NoDirectionError(
             f"expected finite vectors, got NaN or infinity in {bad.size} of {len(rows)} rows; "
-            "leave those rows out",
+            "leave these rows out",
             bad.tolist(),
         )
     return rows

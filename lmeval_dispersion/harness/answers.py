@@ -86,8 +86,8 @@ def tokens(asked: AnswerTokens) -> TaskTokens:
     A base model's answer tokens are those that it predicts after prompts, where answers begin.
 
     Raises:
-        UsageError: The task does not exist or has no answers, or there is not exactly one source of
-            answers: a task, or prompts with a base model.
+        UsageError: The task does not exist or has no answers; both a task and a file of prompts are
+            given, or neither; or a file of prompts is given without a base model.
         ScreeningError: The answers are running text, or give too few or too many tokens.
     """
     if bool(asked.tasks) == bool(asked.data) or (asked.data and not asked.base):

@@ -264,7 +264,7 @@ class ContextRecorder(TokenRecorder):
 class SegmentRecorder(TokenRecorder):
     """Recorder for ``loglikelihood_rolling``: the last state of each segment of a text.
 
-    Segments are the pieces in which lm-eval gives a long text to the model.
+    Segments are the pieces into which lm-eval cuts a long text before it passes them to the model.
     """
 
     shadows = (*TokenRecorder.shadows, "tok_encode")
@@ -424,7 +424,8 @@ def check_model(lm: Any, tasks: str) -> None:
         )
     if getattr(lm, "backend", "causal") != "causal":
         raise HarnessError(
-            f"{tasks} needs a decoder-only model, got an encoder-decoder; run the stock task instead"
+            f"{tasks} needs a decoder-only model, got an encoder-decoder; choose another model, or "
+            "run the stock task"
         )
 
 

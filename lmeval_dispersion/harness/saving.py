@@ -99,8 +99,8 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
 
     The entry ``store`` of the summary is the folder of the store. It is None if this process writes
     no store. It is also None if the store cannot be written; then the error is logged. Warnings are
-    logged, too; only under the command ``lm_eval`` they are kept, and :func:`report_at_exit` prints
-    them for all tasks together.
+    logged, too. Under the command ``lm_eval``, however, they are kept, and :func:`report_at_exit`
+    prints them for all tasks together.
 
     Args:
         run: The task's run, from :func:`begin`.
@@ -135,8 +135,8 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
     except Exception as error:  # any error: hours of evaluation must not fail because of a store
         failures.append(run.folder)
         log.error(
-            "%s: the store %s could not be written (%s); the metrics in lm-eval's results are complete, "
-            "but for vectors to audit the task has to run again",
+            "%s: the store %s could not be written (%s); the metrics in lm-eval's results are "
+            "complete, but an audit needs vectors: run the task again",
             name,
             run.folder,
             error,

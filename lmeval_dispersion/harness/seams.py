@@ -610,7 +610,7 @@ def build_requests(task: Any, **options: Any) -> None:
     ``options`` are those of lm-eval's ``build_all_requests``.
 
     Raises:
-        DispersionError: lm-eval failed in a common way; see :func:`failures.sentences`.
+        DispersionError: lm-eval fails for a common reason; see :func:`failures.sentences`.
     """
     with sentences(), redirect_stderr(StringIO()):
         task.build_all_requests(rank=0, world_size=1, **options)
@@ -622,7 +622,7 @@ def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[
     With a model ``lm``, prompts are in the model's chat template.
 
     Raises:
-        DispersionError: lm-eval failed in a common way; see :func:`failures.sentences`.
+        DispersionError: lm-eval fails for a common reason; see :func:`failures.sentences`.
     """
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     chosen = sorted(documents)
@@ -762,7 +762,7 @@ def filters_of(task: Any) -> list[str]:
 
 
 def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
-    """Return which of lm-eval's metrics of a task can score single documents, and if more may come.
+    """Return which metrics of an lm-eval task score single documents, and whether more may come.
 
     The first value maps the name of each metric to whether it is defined for a single document, and
     higher is not declared worse. The second is true if the task may give further metrics, whose
@@ -1095,7 +1095,7 @@ class Pooled(float):
 
     @classmethod
     def of(cls, parts: Parts, measure: Callable[[Parts], float]) -> Pooled:
-        """Compute ``measure(parts)``, and return it as a float that remembers both."""
+        """Return ``measure(parts)`` as a float that remembers ``parts`` and ``measure``."""
         figure = cls(measure(parts))
         figure.parts = parts
         figure.measure = measure

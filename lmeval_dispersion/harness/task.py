@@ -35,8 +35,9 @@ recording.prepare_lm_eval()
 class DispersionTask(TaskBase):
     """A task of lm-eval that also measures the dispersion of the model's hidden states.
 
-    Each document gives one state, that of the last token before the answer. Use the class in a YAML
-    that includes any task of lm-eval::
+    Each document gives one state, that of the last token before the answer; a text that is scored
+    as a whole gives one for each segment that the model reads. Use the class in a YAML that
+    includes any task of lm-eval::
 
         include: path/to/the/task.yaml
         task: the_task_dispersion

@@ -38,7 +38,8 @@ class StudyOptions:
         segment: Number of tokens in a segment or context.
         pack: Join all texts into one before cutting segments (a .txt file is always one text).
         seed: Seed of the draws, the bootstrap and the random weights.
-        batch: Number of segments in one forward pass. Default: as many as fit into memory.
+        batch: Number of segments in one forward pass. Default: as many as fit into memory, at
+            most 64.
         folder: Folder for finished work, from which the same command resumes. Default: in the
             user's cache.
 
@@ -75,8 +76,8 @@ class OfSegments:
     """How many segments of a text are used.
 
     Attributes:
-        segments: Maximum number of segments to draw from a text. `dispersion probe sublayers` uses
-            it only for the texts of its kNN-LM (`--knn`).
+        segments: Maximum number of segments to draw from a text; for sublayers, only from the texts
+            of its kNN-LM.
     """
 
     segments: Annotated[int, Option("N")] = 100_000
@@ -107,12 +108,13 @@ class Law(WithControls, OfSegments, AtLayers, StudyOptions):
             In Python, one model or several; a model that is already loaded is taken, too.
         data: Text: a .txt, .jsonl, .jsonl.gz or .parquet file, or a Hub data set as
             ID[:CONFIGURATION][@SPLIT]; law takes several.
-        bins: Number of bins of segments over which to correlate, chosen to cover the range of
-            perplexity evenly.
+        bins: Maximum number of bins of segments over which to correlate, chosen to cover the range
+            of perplexity evenly.
         bin_size: Number of segments in a bin.
-        contexts: Measure the perplexity of the single token after each of these numbers of tokens.
+        contexts: Also measure the perplexity of the single token after each of these numbers of
+            tokens.
 
-            Numbers that are not below ``segment`` are left out.
+            Only numbers from 1 to ``segment`` - 1 are used.
         held_out: Second text, on which the line fitted to the bins of the first is tested.
 
             The segments of this text are binned separately.
@@ -171,9 +173,9 @@ class Condensation(WithControls, OfSegments, StudyOptions):
 
     Attributes:
         models: One model or several, each a folder, a Hub id or a loaded model: for example a
-            family in several sizes, or a training at several revisions.
+            family in several sizes, or one training run at several revisions.
         data: A file, or a data set on the Hub.
-        last: Compare models by the mean similarity over this many last layers.
+        last: Compare models by their mean similarity over this many layers, counted from the last.
         teacher: Teacher model, with which each of the other models (its students) is compared.
     """
 
@@ -187,7 +189,7 @@ class Condensation(WithControls, OfSegments, StudyOptions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Clusters(AtLayers, StudyOptions):
-    """Measure distances within and between clusters, each of the contexts before one n-gram.
+    """Measure distances within and between clusters of contexts that the same n-gram follows.
 
     Attributes:
         models: One model or several with the same tokenizer, each a folder, a Hub id or a loaded

@@ -108,7 +108,7 @@ class ClustersResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """Return the tables of the report by name.
 
-        - ``some``: the ratios between / within, in at most 12 rows of models and layers;
+        - ``some``: the ratios between / within, for at most 12 pairs of a model and a layer;
         - ``summary``: all distances;
         - ``ngrams``: the n-grams of the first model, at most the 20 most frequent ones.
         """
@@ -144,7 +144,7 @@ class ClustersResult(StudyResult):
         - ``defined``: whether there are at least three clusters and every row has a finite ratio;
         - ``against``: a comparison with the first model, empty if not ``defined``. Each entry is a
           pair: ``further apart``, ``closer together`` or ``neither clearly further apart nor closer
-          together``, and the names of the models whose clusters lie so.
+          together``, and the names of the models of which this is true.
         """
         layers = list(dict.fromkeys(self.summary["layer"]))
         layer = "last" if "last" in layers else layers[-1]
@@ -223,7 +223,7 @@ def _measure(study: Study) -> Iterator[TableRow]:
     if first["vocabulary"] != vocabulary:
         raise UsageError(
             f"expected models with the same tokenizer, but the tokenizer of {study.label} differs "
-            f"from that of {first['model']}; run the command once for each tokenizer"
+            f"from that of {first['model']}; measure the models of each tokenizer separately"
         )
     names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
     options = {name: settings[name] for name in names}
@@ -428,7 +428,7 @@ def recurring_contexts(
             break
     if len(chosen) < 2:
         raise UsageError(
-            f"expected at least 2 {ngram}-grams that occur {occurrences} times with {body} tokens "
+            f"expected two or more {ngram}-grams that occur {occurrences} times with {body} tokens "
             f"before them, got {len(chosen)} (occurrences of the most frequent one, overlaps "
             f"included: {most}); pass more text, or lower ngram, occurrences or segment"
         )

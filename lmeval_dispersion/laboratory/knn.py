@@ -183,9 +183,9 @@ class Search:
             name: ``tune`` or ``test``.
 
         Returns:
-            For all tokens but the first of n segments of t + 1 tokens: the probability that the
-            neighbours give to the token, shape (n, t, len(TEMPERATURES)), and the model's negative
-            log-probability of the token in nats, shape (n, t).
+            For each token but the first of n segments, of t + 1 tokens each: the probability that
+            the neighbours give to the token, shape (n, t, len(TEMPERATURES)), and the model's
+            negative log-probability of the token in nats, shape (n, t).
         """
         drawn = self.parts[name].segments
         works = blocks(len(drawn.tokens), self.causal.batch)
@@ -224,12 +224,12 @@ class Search:
 
 
 def knn_rows(study: Study, causal: CausalModel, layers: Sequence[str]) -> Iterator[TableRow]:
-    """Yield the rows of a study's tables ``knn`` and ``losses``.
+    """Measure a kNN-LM with each layer as its key, and yield the rows of ``knn`` and ``losses``.
 
-    ``knn`` has a row for each layer, with the temperature and the weight of the neighbours, which
-    are chosen on the tuning part. ``losses`` has a row for each layer and document of the test
-    part, with sums of negative log-probabilities in nats, ``without`` neighbours and with them
-    (``nll``).
+    These are tables of a `SublayersResult`. ``knn`` has a row for each layer, with the temperature
+    and the weight of the neighbours, which are chosen on the tuning part. ``losses`` has a row for
+    each layer and document of the test part, with sums of negative log-probabilities in nats,
+    ``without`` neighbours and with them (``nll``).
 
     Raises:
         UsageError: A part of the text is too short.

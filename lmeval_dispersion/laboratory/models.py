@@ -233,7 +233,7 @@ class CausalModel:
                 raise
             if len(tokens) == 1:
                 raise DispersionError(
-                    f"one segment of {tokens.shape[1]} tokens does not fit on "
+                    f"one segment of {tokens.shape[1]} tokens does not fit into the memory of "
                     f"{self.loaded.device}; use shorter segments, model_args load_in_8bit=True or "
                     "device auto"
                 ) from error
@@ -414,7 +414,7 @@ class EncoderModel(CausalModel):
             raise CaptureError(
                 f"expected {len(layers)} hidden states from {self.loaded.name}, got "
                 f"{len(states or ())}; its class in transformers does not return the states of "
-                "its blocks, so it cannot be measured"
+                "its blocks, so it cannot be measured; choose another model"
             )
         return {name: reduce(state) for name, state in zip(layers, states, strict=True)}
 

@@ -87,7 +87,7 @@ _CORRELATIONS = {
         ".2f",
         short="R²",
         drop=3,
-        hint="line fitted to the bins of `data`; negative: it predicts worse than the mean",
+        hint="fit of the line through the bins of `data`; negative: worse than the bins' mean",
     ),
     "difference": Col("Model minus control", "+.2f"),
     "difference_low": Col("from", "+.2f"),
@@ -220,11 +220,13 @@ class LawResult(StudyResult):
 
         In addition to those of `StudyResult` these are:
 
-        - ``kinds``: a mapping for each kind of perplexity; empty for several models or texts. Its
-          ``claims`` have the layers where r clearly differs from 0, and the controls that r there
-          is clearly ``beyond`` or not (``like``). ``row`` is the row of ``correlations`` at one
-          layer (``last``, or the last that was measured), and ``controls`` the controls' r there.
-          ``layers`` is the number of layers, and ``after`` the name of the kind;
+        - ``kinds``: a mapping for each kind of perplexity; empty for several models or texts. Each
+          of its ``claims`` names layers at which r is clearly negative or positive (``places``).
+          If r is clearly further from 0 there than with every control, ``beyond`` lists all
+          controls; otherwise ``like`` lists the controls for which this is not clear. ``row`` is
+          the row of ``correlations`` at one layer (``last``, or the last that was measured), and
+          ``controls`` the controls' r there. ``layers`` is the number of layers. ``after`` is the
+          number of tokens before the single token, or ``sequence``;
         - ``grid``: sentences on several models or texts; empty for one model and one text;
         - ``tests``: number of correlations r whose 95 % intervals hold jointly;
         - ``rounded``: names of the models that ran in bfloat16.
@@ -448,8 +450,8 @@ def law(asked: Law) -> LawResult:
 
     The segments of a text are sorted by perplexity and cut into bins. The dispersion of a bin is
     the mean cosine distance over all pairs of its segments, each represented by the state of its
-    last token. Models run in float32, unless another dtype is asked for: rounding to bfloat16 moves
-    segments from bin to bin.
+    last token. Models are loaded in float32, unless another dtype or a quantisation is asked for:
+    rounding to bfloat16 moves segments from bin to bin.
 
     Raises:
         UsageError: A setting is too small or does not fit a model or a text, a model in float32
@@ -514,11 +516,13 @@ def _first_pass(study: Study, causal: CausalModel, layers: list[str], source: st
     n = len(drawn.tokens)
     size = settings["bin_size"]
     if n // size < FEWEST_BINS:
-        more = "more segments (--segments)" if n == settings["segments"] else "more text"
+        advice = "pass more text, or use smaller bins or segments"
+        if n == settings["segments"]:
+            advice = "pass more segments (--segments), or use smaller bins"
         raise UsageError(
             f"expected at least {FEWEST_BINS * size} segments ({FEWEST_BINS} bins of {size}) to "
             f"determine the correlation r, got {count(n, 'segment')} ({settings['segment']} tokens "
-            f"each) from {drawn.source}; pass {more}, or use smaller bins or segments"
+            f"each) from {drawn.source}; {advice}"
         )
     do = partial(_first_unit, causal, layers, drawn, settings["contexts"])
     nll = []
@@ -749,8 +753,8 @@ def correlated(x: Array, y: Array, seed: int) -> OverBins:
         seed: Seed of the bootstrap.
 
     Returns:
-        Pearson r with its interval. Where r is undefined, such as for constant values, all numbers
-        are NaN and ``reason`` says why.
+        Pearson's r with its interval. If r is undefined, for example because all values are equal,
+        r and its bounds are NaN, ``samples`` is empty, and ``reason`` says why.
     """
     try:
         value = statistics.correlation(x, y)

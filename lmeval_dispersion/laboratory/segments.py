@@ -95,10 +95,10 @@ def draw_segments(
         advice = "join texts (pack)"
         if pack or texts.continuous:
             advice = "more text"
+        read = report(texts.source, counts(texts, 0)).removeprefix(f"{texts.source}: ")
         raise UsageError(
-            f"expected text for at least one segment of {length} tokens, got none: "
-            f"{report(texts.source, counts(texts, 0))}; use shorter segments, "
-            f"or {advice}"
+            f"expected at least one segment of {length} tokens from {texts.source}, got {read}; "
+            f"use shorter segments, or {advice}"
         )
     order = rng.permutation(min(most, offered))
     return {"tokens": tokens[order], "origins": origins[order]}

@@ -72,7 +72,8 @@ class Study:
         texts: The texts by name: ``data``, and further texts such as ``held_out``.
         settings: The settings of the measure, and those of every study: ``segment``, ``pack`` and
             ``seed``.
-        batch: Number of segments in one forward pass; None for as many as fit.
+        batch: Number of segments in one forward pass; None for as many as fit into memory, at
+            most 64.
         quiet: Whether to print nothing on stderr.
         label: The model's name in reports.
         earlier: The ``facts`` of the studies that ran before this one in the same call.
@@ -216,7 +217,7 @@ class Study:
     ) -> dict[str, NDArray[Any]]:
         """Run all segments through a model, and return the reduced states of each layer.
 
-        What an earlier process has done is read back.
+        Results that an earlier process has saved are read back.
 
         Args:
             name: Name of this work in the study's folder.
@@ -265,8 +266,8 @@ def studied(
         ``data``, are the names of the model and the text.
 
     Raises:
-        UsageError: Two models or two texts have the same name, no model or no text is given, the
-            batch size is below 1, or a setting does not fit a model or a text.
+        UsageError: Two models or two texts have the same name, no model or no text is given, or a
+            setting does not fit a model or a text.
     """
     quiet = asked.quiet
     folder = asked.folder

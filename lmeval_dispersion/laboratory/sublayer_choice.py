@@ -53,7 +53,10 @@ _RECOMMENDED = {
     "margin": Col(
         "Margin (SD)",
         ".2f",
-        hint="difference in standard deviations of one draw; at least 2 for a recommendation",
+        hint=(
+            "difference divided by its standard deviation over draws; a recommendation needs at "
+            "least 2"
+        ),
     ),
     "draws_won": Col("Draws won", "d"),
     "draws": Col("Draws", "d"),
@@ -91,7 +94,8 @@ class SublayersResult(StudyResult):
         summary: One row for each candidate layer and size of draw: the ``mean`` and the standard
             deviation ``sd`` of the dispersion over the draws.
         recommendation: One row: the ``layer`` with the highest mean in the largest draws, the
-            ``second`` highest, and ``margin``, their difference in standard deviations of one draw.
+            ``second`` highest, and ``margin``, their mean difference divided by the standard
+            deviation of this difference over draws.
             ``told_apart`` is true if the margin is at least ``MARGIN`` (2); only then is the layer
             recommended.
         draws: One row for each candidate, size and draw: the dispersion of the drawn segments.
@@ -258,7 +262,7 @@ def sublayers(asked: Sublayers) -> SublayersResult:
     if not sizes or min(sizes) < 2:
         raise UsageError(
             "expected sizes of at least 2 segments for the draws, got "
-            f"{', '.join(map(str, sizes)) or 'none'}; pass larger sizes (--sizes)"
+            f"{', '.join(map(str, sizes)) or 'none'}; pass sizes of 2 or more (--sizes)"
         )
     settings = {"layers": asked.layers, "sizes": sorted(set(sizes)), "knn": asked.knn}
     parts = {"datastore": asked.datastore, "tune": asked.tune, "test": asked.test}
@@ -268,7 +272,8 @@ def sublayers(asked: Sublayers) -> SublayersResult:
     if of_knn and not asked.knn:
         names = listed(of_knn)
         raise UsageError(
-            f"expected knn together with {names}, got none; add knn (--knn), or leave {names} out",
+            f"expected knn together with {names}, but it is off; add knn (--knn), or leave {names} "
+            "out",
             argument="knn",
         )
     texts: dict[str, DataLike] = {}

@@ -272,7 +272,7 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
 
 
 def teacher_sentences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each model that has a teacher, which compares the two.
+    """Return a sentence for each model that is compared with its teacher.
 
     A model condenses more than its teacher if the tokens of a text are more similar in the model's
     last layers than in the teacher's.

@@ -198,7 +198,7 @@ def resolve(model: nn.Module, names: Sequence[str]) -> list[Site]:
 
     Raises:
         CaptureError: The model is not a decoder.
-        UsageError: The model has no layer of one of the names.
+        UsageError: A name is not that of a layer of this model.
     """
     decoder = Decoder.of(model)
     return [decoder.site(name) for name in names]
@@ -221,7 +221,7 @@ def capture(
             the autograd graph, if there is one.
 
     Raises:
-        UsageError: The model has no layer of one of the names.
+        UsageError: A name is not that of a layer of this model.
         CaptureError: The model has no decoder blocks, or ran without reaching a layer, as a model
             that was compiled earlier may do.
 

@@ -246,7 +246,7 @@ def _advice(model: Any, missing: Sequence[str], unexpected: Sequence[str]) -> st
         kind = type(model).__name__
         others = count(len(unexpected), "tensor")
         return (
-            f"its files have {others} of another model than {kind} (first: {unexpected[0]}); "
+            f"its files have {others} of a model other than {kind} (first: {unexpected[0]}); "
             f"choose a checkpoint that was saved as {kind}"
         )
     if missing == [_head(model)]:

@@ -214,6 +214,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a checkpoint's model and tokenizer, ready to run.
 
+    Weights that the files lack are initialised at random, with a warning on stderr.
+
     Args:
         name: Hub id or folder.
         revision: Branch, tag or commit; None for the main branch.
@@ -300,8 +302,8 @@ def _source(name: str | Path) -> str:
     if path.is_dir():
         if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
             raise UsageError(
-                f"expected a model, got the PEFT adapter {text}; give its base model, with "
-                f"model_args peft={text} where these can be given, or merge the adapter into it "
+                f"expected a model, got the PEFT adapter {text}; give its base model, and "
+                f"the adapter as model_args peft={text} (in Python as adapter), or merge both "
                 "(merge_and_unload, save_pretrained)"
             )
         if not (path / "config.json").is_file():
@@ -400,7 +402,7 @@ def _check_decoder(source: str, config: Any, transformers: Any) -> None:
     if not is_decoder:
         raise UsageError(
             f"expected a decoder-only language model, got {source} ({kind}); choose a model that reads from "
-            "left to right, for which dispersion is defined"
+            "left to right, as GPT-2 and Llama do"
         )
 
 
@@ -420,8 +422,8 @@ def _with_adapter(model: Any, adapter: str) -> Any:
         return peft.PeftModel.from_pretrained(model, adapter)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UsageError(
-            f"the adapter {adapter} does not fit its base or cannot be loaded ({first_line(error)}); check "
-            "that it was trained on this base, or save it again"
+            f"the adapter {adapter} cannot be loaded onto its base ({first_line(error)}); check that "
+            "it was trained on this base, or save it again"
         ) from error
 
 

@@ -72,7 +72,7 @@ class Place(NamedTuple):
 class Standings:
     """The saves of a training run, compared by their answers to the same questions.
 
-    A save is a checkpoint that was written while the model trained. It is known by its step.
+    A save is a checkpoint that was written while the model trained. Its step identifies it.
 
     Args:
         contest: The :class:`~lmeval_dispersion.racing.contest.Contest` over all questions. Every
@@ -283,7 +283,7 @@ class LiveRace:
         self.has_answers = from_first(self.has_answers)
 
     def is_saved(self, step: int) -> bool:
-        """Return whether the first process sees the folder of the save of ``step``."""
+        """Return whether the first process finds the folder of the save of ``step``."""
         return from_first(self._place(step).is_dir())
 
     def lower(self, questions: int) -> None:

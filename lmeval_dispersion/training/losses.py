@@ -333,7 +333,7 @@ def decorrelation(
         UsageError: An option cannot be used.
     """
     if axis not in get_args(Axis):
-        raise UsageError(f"expected an axis among {', '.join(get_args(Axis))}, got {axis!r}")
+        raise UsageError(f"expected axis to be {' or '.join(get_args(Axis))}, got {axis!r}")
     p = points(z, pairs=pairs, **selection)
     of_tokens = axis == "tokens" or released
     return _by_layer(z, p, *squared_correlations(p, of_tokens=of_tokens))
@@ -521,9 +521,9 @@ def _check_options(loss: str, names: Sequence[str], options: Mapping[str, Any]) 
     known = [name for name in names if name not in each_call]
     for option in options:
         if option not in known:
-            raise UsageError(
-                f"expected an option of {loss} ({', '.join(known) or 'none'}), got {option!r}"
-            )
+            if not known:
+                raise UsageError(f"{loss} takes no options, got {option!r}; leave it out")
+            raise UsageError(f"expected an option of {loss} ({', '.join(known)}), got {option!r}")
 
 
 def _by_layer(z: Tensor, p: Points, values: Tensor, counted: Tensor) -> Tensor:

@@ -100,8 +100,8 @@ class Measuring:
         method.
 
         Raises:
-            GeometryError: A row of the output projection is zero, or a row or a state is NaN or
-                infinite.
+            GeometryError: A row of the output projection or a state is zero, NaN or infinite, or
+                all states of a layer are equal.
             UsageError: The model has no such layer, no output projection in one piece, or fewer
                 rows than the tokenizer's ids need.
             CaptureError: The model has no list of decoder blocks.
@@ -120,7 +120,7 @@ class Measuring:
     def gaps(self, model: nn.Module) -> dict[str, Gap]:
         """Return G of every domain with its standard error, by the domain's name.
 
-        The rows are those of the model's output projection.
+        The rows are those of the model's output projection. Without domains the result is empty.
 
         Raises:
             GeometryError: A row is zero, NaN or infinite.
@@ -149,8 +149,10 @@ class Measuring:
           texts;
         - ``effective_rank``: the effective rank of all tokens of all texts.
 
+        Without texts the result is empty.
+
         Raises:
-            GeometryError: A state is zero, NaN or infinite.
+            GeometryError: A state is zero, NaN or infinite, or all states of a layer are equal.
             UsageError: The model has no such layer.
             CaptureError: The model has no list of decoder blocks.
         """

@@ -667,7 +667,9 @@ def _check(
                 f"expected `{name}` of shape (b, t) = {tuple(z.shape[1:3])}, got {tuple(given.shape)}"
             )
     if z.numel() == 0:
-        raise GeometryError(f"expected states with at least one token, got {tuple(z.shape[1:])}")
+        raise GeometryError(
+            f"expected states with at least one token, got the shape {tuple(z.shape[1:])}"
+        )
     if pairs not in PAIRS:
         raise UsageError(f"expected pairs to be {' or '.join(PAIRS)}, got {pairs!r}")
     if max_tokens is not None and max_tokens < 2:

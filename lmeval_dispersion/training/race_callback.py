@@ -46,8 +46,8 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
     :class:`~lmeval_dispersion.training.live_race.Place`) are logged to ``state.log_history`` and,
     after :meth:`attach`, to the trainer's trackers. The answers are kept in ``RUN/race-TASKS``,
     where ``dispersion race RUN --tasks TASKS`` can continue the race. Unless ``stop_after`` ends
-    it, the training does not change: its losses are the same to the last bit. An error while the
-    model trains becomes a warning.
+    it, the training does not change: its losses are the same to the last bit. If a save cannot be
+    asked or measured, a warning is logged, and the training continues.
 
     Args:
         tasks: Tasks of lm-eval, separated by commas. None to log only the geometry, that is, the
@@ -181,7 +181,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
     # --- a Trainer's events ---
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Open the folder of the race, and print how many questions each save will answer.
+        """Open the folder of the race, if there are tasks, and print how many questions are asked.
 
         Raises:
             UsageError: An argument, a task or the folder cannot be used.
@@ -203,13 +203,16 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             self._at(args, state, control, given["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask the model at every ``every``-th step, unless :meth:`on_save` will ask it then."""
+        """Do as :meth:`on_save` does at multiples of ``every``, unless a save is written there."""
         if self.every is None or state.global_step % self.every or control.should_save:
             return control
         return self._at(args, state, control, given["model"])
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask the model that was just saved, log its figures, and end the training if it may stop."""
+        """Ask and measure the model that was just saved, and log the figures.
+
+        With ``stop_after``, the answers may end the training.
+        """
         return self._at(args, state, control, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -29,7 +29,8 @@ CLAMP = 0.25  # of the released class and its Qwen3 script; its GPT-2 command li
 def spread_as_released(p: Points, tau: float, clamp: float) -> Means:
     """Return the log of the mean of exp(-D / tau + 0.01) over the pairs of each group.
 
-    D = arccos(c) / pi, where c is the cosine, cut to [clamp - 1, 1 - clamp].
+    D = arccos(c) / pi, where c is the cosine with 0.01 added to the length of each vector, cut to
+    [clamp - 1, 1 - clamp].
 
     Args:
         p: The tokens.
@@ -52,7 +53,8 @@ def spread_as_released(p: Points, tau: float, clamp: float) -> Means:
 def hinges_as_released(p: Points, margin: float, clamp: float) -> Means:
     """Return the mean of max(0, margin - D)^2 over the pairs of each group.
 
-    D = arccos(c) / pi, where c is the cosine, cut to [clamp - 1, 1 - clamp].
+    D = arccos(c) / pi, where c is the cosine with 0.01 added to the length of each vector, cut to
+    [clamp - 1, 1 - clamp].
 
     Args:
         p: The tokens.

@@ -90,7 +90,8 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
             return
         if self.args.n_gpu > 1:
             raise UsageError(
-                f"expected one GPU per process, got {self.args.n_gpu}; launch with torchrun"
+                f"expected one GPU per process, got {self.args.n_gpu}; launch one "
+                "process per GPU with torchrun"
             )
         self._regularize(self.model, dispersion)
 
@@ -120,6 +121,8 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         num_items_in_batch: Any = None,
     ) -> Any:
         """Return the trainer's loss, with the weighted dispersion loss added while training.
+
+        With ``return_outputs``, the result is a pair: this loss, and the model's outputs.
 
         Raises:
             CaptureError: The hooks saw no states of a layer in this pass.

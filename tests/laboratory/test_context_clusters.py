@@ -49,7 +49,7 @@ def test_clusters_are_geometrys_distances(model, repeating):
 
 def test_clusters_need_recurrence_and_one_tokenizer(model, repeating, place):
     with pytest.raises(
-        UsageError, match=r"at least 2 9-grams that occur 20 times .* lower ngram, "
+        UsageError, match=r"two or more 9-grams that occur 20 times .* lower ngram, "
     ):
         clusters(model, repeating, ngram=9, occurrences=20, segment=6)
     with pytest.raises(UsageError, match=r"occurrences at least 2, got segment 6, ngram 4"):

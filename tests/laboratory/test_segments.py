@@ -88,7 +88,7 @@ def test_what_cannot_be_tokenised_is_counted(tmp_path):
 
 def test_too_little_text_says_what_to_do(source, tmp_path):
     for length, message in (
-        (8, r"one segment of 8 tokens, got none: .*2 too short.*pack"),
+        (8, r"one segment of 8 tokens from .*2 too short.*pack"),
         (1, "segments of at least 2 tokens, got 1"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -176,7 +176,9 @@ def test_a_batch_that_does_not_fit_is_run_in_halves(model, monkeypatch, error):
         assert np.abs(values).min(axis=-1).max() > 0
         assert np.allclose(values, halved[name], atol=1e-5)
     most = 0
-    with pytest.raises(DispersionError, match="one segment of 12 tokens does not fit on cpu"):
+    with pytest.raises(
+        DispersionError, match="one segment of 12 tokens does not fit into the memory of cpu"
+    ):
         run()
     error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     with pytest.raises(RuntimeError, match="cannot be multiplied"):

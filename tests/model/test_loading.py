@@ -99,7 +99,7 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
             "tiny-llama",
             {"adapter": "no/such/adapter"},
             UsageError,
-            "the adapter no/such/adapter does not fit its base or",
+            "the adapter no/such/adapter cannot be loaded onto its base",
         ),
         (
             "tiny-llama",

@@ -360,7 +360,7 @@ def test_sampling_has_its_own_generator_and_takes_real_tokens_only():
         (
             lambda z: losses.decorrelation(z, axis="rows"),
             UsageError,
-            "features, tokens, got 'rows'",
+            "features or tokens, got 'rows'",
         ),
         (
             lambda z: losses.cross_domain_push_away(z, domains=torch.ones(3)),

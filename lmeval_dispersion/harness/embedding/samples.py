@@ -351,7 +351,7 @@ def _agreement(
         share = float(np.mean(same))
         is_far = share < _AGREEING
         figures = {"first_token_agreement": share}
-        difference = f"{share:.0%} of the logged answers begin like the model's own"
+        difference = f"only {share:.0%} of the logged answers begin like the model's own"
     else:
         gaps = list[float]()
         for document in answered:
