@@ -106,7 +106,7 @@ class Reading:
     def place(self) -> str:
         """The name by which other checkpoints refer to this one as their base.
 
-        It is ``name`` for a repository and the absolute path for a folder.
+        It is ``name`` for a repository or an address, and the absolute path for a folder.
         """
         return self.target.place if self.target.local else self.name
 
@@ -293,8 +293,8 @@ class Failed:
         target: The checkpoint as requested.
         error: Code of the error, a key of `SCREENING_CODES`.
         message: What went wrong, and what to do about it.
-        base: Base model of an adapter that keeps its output projection, if the base cannot be read;
-            otherwise empty.
+        base: For an adapter that keeps the output projection of its base, the name of that base
+            if it cannot be read; otherwise empty.
         cause: Why the base cannot be read; otherwise empty.
     """
 

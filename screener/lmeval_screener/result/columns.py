@@ -144,7 +144,7 @@ COLUMNS = (
     _C(
         "equal_rows_with",
         str | None,
-        "label of a checkpoint with equal rows of which this one is not a copy, or null",
+        "label of another checkpoint with equal rows, of which this one is not a copy; else null",
     ),
     _C("group", str, "name of the group in reports", lambda _, group: group.title, None),
     _C("ratio.mean", float, "the ratio; null if there is none", csv="ratio"),

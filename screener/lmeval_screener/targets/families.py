@@ -65,7 +65,7 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
         A mapping from the name of each family to the family, in the order of the file.
 
     Raises:
-        UsageError: The file cannot be read, or it lists a checkpoint twice in a family.
+        UsageError: The file cannot be read or is not valid, or a family lists a checkpoint twice.
     """
     file = Path(path or Path(__file__).with_name("families.yaml"))
     content = load_yaml(_File, file)

@@ -145,7 +145,7 @@ class Target:
 
     @property
     def place(self) -> str:
-        """``repo``; for a folder or a file, its absolute path."""
+        """``repo``; for a folder or a file on this machine, its absolute path without links."""
         if not self.local:
             return self.repo
         return str(Path(self.repo).resolve())
@@ -545,9 +545,10 @@ def _cached_name(target: Target) -> str | None:
 
 
 def shared_name(targets: Sequence[Target]) -> str:
-    """Return the name of the folder or organisation that holds all targets; empty if there is none.
+    """Return the name of the innermost folder, organisation or repository that all targets share.
 
-    For a single target, return the last part of its own name or path.
+    The text is empty if they share none. For a single target, it is the last part of its own name
+    or path.
 
     >>> shared_name([Target("runs/a", local=True), Target("runs/b", local=True)])
     'runs'

@@ -60,7 +60,8 @@ def parse_length(start: bytes, file_size: int) -> int:
     (length,) = struct.unpack("<Q", start[:8])
     if length > HEADER.size:
         raise _bad(
-            f"its first 8 bytes announce a header of {length:,} bytes, more than {HEADER.size:,}"
+            f"its first 8 bytes announce a header of {length:,} bytes, more than the limit of "
+            f"{HEADER.size:,}"
         )
     if 8 + length > file_size:
         raise _bad(
