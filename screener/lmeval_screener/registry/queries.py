@@ -528,7 +528,7 @@ def history(connection: sqlite3.Connection, text: str) -> Answer:
         text: Label, path or address of the checkpoint.
 
     Raises:
-        UsageError: The registry has no such checkpoint, or several.
+        UsageError: No checkpoint of the registry matches ``text``, or several do.
     """
     identity, file = checkpoint_named(connection, text)
     sightings = connection.execute(
