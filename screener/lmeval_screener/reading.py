@@ -271,8 +271,8 @@ class Reader:
         except asyncio.TimeoutError:
             raise account.trouble or ScreeningError(
                 "Timeout",
-                f"the base model was not opened within {seconds:.0f} s; try again, or set a longer "
-                "DISPERSION_TIMEOUT",
+                f"the base model was not opened within {seconds:.0f} s; try again, or set "
+                "DISPERSION_TIMEOUT to a larger number of seconds",
             ) from None
 
     async def _open(self, target: Target, account: Account) -> Snapshot:

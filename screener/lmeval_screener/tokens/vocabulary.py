@@ -339,7 +339,7 @@ def _parsed(content: bytes, name: str) -> dict[str, Any]:
         data = parsed(content, TOKENIZER)
     except ValueError as error:
         raise ScreeningError(
-            "BadTokenizer", f"{name} cannot be read as JSON ({error}); save the tokenizer again"
+            "BadTokenizer", f"expected JSON in {name} ({error}); save the tokenizer again"
         ) from error
     if not isinstance(data, dict):
         _refuse(

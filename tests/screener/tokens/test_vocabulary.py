@@ -67,7 +67,7 @@ def test_pre_tokenizer_decides_the_digit_scheme(pre_tokenizer, scheme):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"<html>", "cannot be read as JSON"),
+        (b"<html>", "expected JSON in tokenizer.json"),
         (b"[1]", "expected a mapping in tokenizer.json, got list"),
         (b'{"a": 1,}', "expected JSON"),
         (b'{"model": 3}', "expected `model` to be a mapping"),
