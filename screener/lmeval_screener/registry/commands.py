@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     """Run ``dispersion registry`` with parsed arguments; returns the exit code 0.
 
     Raises:
-        UsageError: The file and the subject are given in the wrong order.
+        UsageError: The action is unknown.
         DispersionError: An error of :func:`registry`.
     """
     output = Output.of(args)

@@ -182,7 +182,7 @@ class Result(Report):
             worse: Label of the second checkpoint.
 
         Raises:
-            UnknownNameError: No checkpoint has one of the labels.
+            UnknownNameError: One of the labels belongs to no checkpoint.
             UsageError: The two checkpoints are in different groups.
         """
         groups = {c: group for group in self.groups for c in group.checkpoints}

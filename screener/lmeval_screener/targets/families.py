@@ -100,9 +100,9 @@ def load_family(name: str, path: str | Path | None = None) -> Family:
         path: The file; None for the bundled one.
 
     Raises:
-        UsageError: No family has this name, or the file cannot be read. For an unknown name, the
-            message lists families with checkpoints whose names contain it, or else families with
-            similar names.
+        UsageError: No family has this name, or the file cannot be read or is not valid. For an
+            unknown name, the message lists families with checkpoints whose names contain it, or
+            else families with similar names.
     """
     families = load_families(path)
     for known, family in families.items():

@@ -67,7 +67,7 @@ class AnswerSet:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything that decides which tokens are chosen, as a hexadecimal text."""
+        """SHA-256 of everything that decides which tokens are chosen, as a hexadecimal string."""
         answers = sorted(self.answers.items())
         return _digest(_RULE, answers, self.pieces, self.tokenizer, self.most)
 
@@ -127,7 +127,7 @@ class TokenSet:
         min_tokens: How many of the words must be single tokens of a vocabulary; one with fewer is
             refused.
         groups: The selected groups by name, in order.
-        digest: SHA-256 of everything that decides which tokens are taken, as a hexadecimal text.
+        digest: SHA-256 of everything that decides which tokens are taken, as a hexadecimal string.
         answers: The answers whose tokens give the ratio; None if the words themselves do.
         task: The task or answer set that the user named; empty if the user named none.
         tasks: Names of lm-eval tasks that test the domain.

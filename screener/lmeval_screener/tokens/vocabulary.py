@@ -163,8 +163,8 @@ class Vocabulary:
     def from_vocab_json(cls, content: bytes) -> Vocabulary:
         """Read a vocabulary from the content of a ``vocab.json``, a mapping from tokens to ids.
 
-        It is read as SentencePiece's if more tokens begin with ``▁`` than with ``Ġ``, and else as
-        byte-level.
+        It is read as SentencePiece's if more tokens begin with ``▁`` than with ``Ġ``, and
+        otherwise as byte-level.
 
         Raises:
             ScreeningError: ``BadTokenizer``: the content is broken, or no token begins with ``Ġ``
@@ -288,7 +288,7 @@ class Vocabulary:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the tokens and their ids, as a hexadecimal text.
+        """SHA-256 of the tokens and their ids, as a hexadecimal string.
 
         Added tokens are left out, so that fine-tunes share the digest with their base.
         """
