@@ -396,7 +396,7 @@ class Group:
     def neighbours(self) -> dict[Screened, Screened]:
         """Member -> the first member at the next rank; in a training run, the step before.
 
-        Members without such a neighbour, like the member at the last rank, are missing.
+        Members without such a neighbour, like the member at the last rank, are left out.
         """
         if self.steps:
             return dict(pairwise(reversed(self.steps)))

@@ -157,7 +157,8 @@ class Gate:
             rest = f" Not compared with {self.reference}: {self.not_compared}."
         if not self.compared:
             alone = (
-                f"{self.reference} can be compared with no checkpoint of its tokenizer and scale"
+                "no other checkpoint of the same tokenizer and scale can be compared with "
+                f"{self.reference}"
             )
             return f"The gate cannot be judged: {alone}.{rest}"
         if self.passed:

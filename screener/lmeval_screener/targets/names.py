@@ -269,7 +269,7 @@ def _not_local(target: Target, path: str) -> Target:
     alike.sort(key=len)
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
     if written == "demo":
-        why = "that is the bundled family: run `screen-checkpoints --demo`"
+        why = "that is the bundled demo: run `screen-checkpoints --demo`"
     elif alike and alike[0].lower() == written:
         why = f"that is a family: run `screen-checkpoints --family {alike[0]}`"
     elif alike:

@@ -470,8 +470,9 @@ class _Walk:
             GGUF_TENSORS, self._size // 24
         ):
             raise self._bad(
-                f"it announces {count} pairs and {tensors} tensors, too many for the file, or for "
-                f"the limits of {GGUF_PAIRS:,} and {GGUF_TENSORS:,}"
+                f"it announces {count:,} pairs and {tensors:,} tensors; in a file of this size, at "
+                f"most {min(GGUF_PAIRS, self._size // 12):,} and "
+                f"{min(GGUF_TENSORS, self._size // 24):,} are read"
             )
         return tensors, count
 
@@ -506,7 +507,8 @@ class _Walk:
         self._at += count
         if self._at > min(self._size, GGUF_HEADER):
             raise self._bad(
-                f"it refers to byte {self._at:,}, beyond the file or the largest header"
+                f"it refers to byte {self._at:,}, beyond the file or the part of it that may be a "
+                f"header, which ends at byte {min(self._size, GGUF_HEADER):,}"
             )
 
     def _count(self, elements: int) -> None:

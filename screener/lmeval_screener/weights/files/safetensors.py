@@ -67,7 +67,8 @@ def parse_length(start: bytes, file_size: int) -> int:
         )
     if 8 + length > file_size:
         raise _bad(
-            f"its first 8 bytes announce a header of {length:,} bytes in a file of {file_size:,}"
+            f"its first 8 bytes announce a header of {length:,} bytes, but the whole file has only "
+            f"{file_size:,}"
         )
     return int(length)
 
