@@ -168,7 +168,7 @@ TYPES = "tokenizer.ggml.token_type"
         (gguf(("a", 9, array(8, 3, struct.pack("<Q", 2**63)))), "beyond the file"),
         (gguf(("a", 9, array(6, 2**62))), "hold more than"),
         (gguf(("a" * 70_000, 4, bytes(4))), "70,000 characters"),
-        (gguf(count=100_000), "announces 100000 pairs"),
+        (gguf(count=100_000), "announces 100,000 pairs"),
         (gguf(tensors=80_000), "80000 tensors"),
     ],
 )
