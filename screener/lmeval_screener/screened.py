@@ -119,7 +119,9 @@ class Reading:
     def training_and_step(self) -> tuple[str, str | None]:
         """The training run (repository or folder) and the name of its step (revision or folder).
 
-        The step is None for a checkpoint that is not a step of a run.
+        On the Hub the step is the requested revision, None for the default branch. Elsewhere it is
+        the name of the folder, such as ``checkpoint-500``, or None if that is not named after a
+        step.
         """
         if self.revision is None:
             # As `run_and_step` spells a run: an address loses a slash of its ``//``.
@@ -140,12 +142,12 @@ class Reading:
 
     @property
     def step(self) -> str | None:
-        """Name of the training step, such as ``checkpoint-500``; None if this is not a step."""
+        """Name of the training step; see `training_and_step`."""
         return self.training_and_step[1]
 
     @property
     def accuracy(self) -> float | None:
-        """The accuracy that the user supplied, as a share or in per cent; None if there is none."""
+        """The supplied accuracy (for the demo, the measured one), as in its source; None without one."""
         return self.target.accuracy
 
     @property

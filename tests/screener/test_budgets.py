@@ -169,7 +169,7 @@ TYPES = "tokenizer.ggml.token_type"
         (gguf(("a", 9, array(6, 2**62))), "hold more than"),
         (gguf(("a" * 70_000, 4, bytes(4))), "70,000 characters"),
         (gguf(count=100_000), "announces 100,000 pairs"),
-        (gguf(tensors=80_000), "80000 tensors"),
+        (gguf(tensors=80_000), "80,000 tensors"),
     ],
 )
 def test_a_gguf_header_that_asks_for_much(tmp_path, body, says):

@@ -128,7 +128,7 @@ class News(Report):
 
     @property
     def status(self) -> int:
-        """Exit status on account of failures: 3 if a checkpoint has begun to fail, else 0."""
+        """Exit status for failures: 3 if a checkpoint has begun to fail, else 0."""
         kinds = {move.what for move in self.moves}
         return max((cause.status for cause in CAUSES if cause.what in kinds), default=0)
 
