@@ -147,7 +147,7 @@ class Reading:
 
     @property
     def accuracy(self) -> float | None:
-        """The supplied accuracy (for the demo, the measured one), as in its source; None without one."""
+        """The supplied accuracy, in the unit of its source; None if there is none."""
         return self.target.accuracy
 
     @property

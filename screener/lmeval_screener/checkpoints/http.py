@@ -175,7 +175,7 @@ class Quota:
         self._changed.set()
 
     def throttle(self, seconds: float) -> None:
-        """Send no requests of this quota for ``seconds``, because the server asked for a pause."""
+        """Let requests of this quota wait for ``seconds``, because the server asked for a pause."""
         now = time.monotonic()
         self._refusals += now >= self._throttled_until
         self._throttled_until = max(self._throttled_until, now + seconds)
