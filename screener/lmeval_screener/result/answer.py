@@ -247,8 +247,8 @@ def _success(group: Group, last: int) -> str:
 def by_figure(group: Group) -> list[str]:
     """Return a list with one sentence: which figure orders a group, the ratio or the gap G.
 
-    The sentence also says which checkpoint the other figure puts first. The list is empty if the
-    order is by the ratio and G would put the same checkpoint first.
+    If the other figure would put another checkpoint first (see `first_by_other`), the sentence says
+    which. If it would not, and the ratio orders the group, the list is empty.
     """
     other = first_by_other(group)
     gap = f"G, the paper's figure ({DISTANCES[group.metric]} distance)"

@@ -168,8 +168,8 @@ COLUMNS = (
         "against_base",
         Against | None,
         "`difference`: the ratio minus the base's ratio; `se`: the paired standard error; `side`: "
-        "`above`, `below`, `level` or `equal`; null for the base, and if the checkpoint or the base "
-        "has no ratio",
+        "`above`, `below`, `level` or `equal`; null for the base, and if the checkpoint or the "
+        "base has no ratio",
         lambda c, _: c.against and c.against._asdict(),
         only="base",
         cell=lambda against: against and against["difference"],

@@ -384,8 +384,8 @@ def _vocabulary_pairs(pairs: Mapping[str, Any], what: str) -> dict[str, Any]:
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ScreeningError(
             "BadTokenizer",
-            f"expected a list of texts as the vocabulary of {what} (`tokenizer.ggml.tokens`), which "
-            "is missing or of another type; convert the model again",
+            f"expected a list of texts as the vocabulary of {what} (`tokenizer.ggml.tokens`), "
+            "which is missing or of another type; convert the model again",
         )
     if types is not None and (not isinstance(types, list) or len(types) != len(tokens)):
         raise ScreeningError(
