@@ -398,8 +398,9 @@ def first_of(group: Group, places: int | None = None) -> list[Screened]:
 def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> list[str]:
     """Return sentences on which checkpoints the ratio puts above, below or level with their base.
 
-    ``members`` are the checkpoints to name; None for all of the group's candidates. The list is
-    empty if the group has no base, or if the base or all of these checkpoints have no ratio.
+    ``members`` are the checkpoints to name; None for all of the group's candidates. Checkpoints
+    without a ratio, or with the rows of the base, are left out. The list is empty if none is left,
+    or if the group has no base or a base without a ratio.
     """
     if group.base is None or group.base.ratio is None:
         return []
