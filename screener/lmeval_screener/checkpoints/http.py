@@ -63,7 +63,7 @@ def url_of(address: str, *, encoded: bool = True) -> URL:
     """Parse an address as a URL.
 
     With ``encoded``, the address must be percent-encoded already, and is left as it is: encoding
-    it again would break a signed address. Without, characters that a URL cannot hold are encoded.
+    it again would break a signed address. Otherwise, characters that a URL cannot hold are encoded.
 
     Raises:
         ValueError: The address is not a URL.
