@@ -200,7 +200,7 @@ def load_yaml(layout: type[T], path: Path, elsewhere: Mapping[str, str] = _NONE)
         content = bundled_yaml(path) if is_ours else bounded_yaml(_start_of(path))
     except OSError as error:
         raise UsageError(
-            f"{path}: expected a readable YAML file, got {error.strerror or error}; check the path"
+            f"{path}: expected a readable YAML file ({error.strerror or error}); check the path"
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError(

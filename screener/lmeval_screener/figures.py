@@ -216,7 +216,7 @@ class Ratio:
         It is three standard deviations of the rounding errors. A fine-tune starts from its base's
         numbers, so rows (or γ) that are equal bit for bit add no rounding error; for rows that
         differ, the coarser of the two element types decides. If either ratio has no ``marks``, or
-        the numbers of tokens differ, the result is the sum of the two ``rounding``.
+        the numbers of tokens differ, the result is the sum of ``rounding`` of the two ratios.
         """
         if self.marks.shape != base.marks.shape or not len(self.marks):
             return self.rounding + base.rounding

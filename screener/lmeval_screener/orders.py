@@ -73,8 +73,8 @@ class RankedBy:
         rank_by: Figure that ranks checkpoints: the ratio, or the gap G. Default: that of the
             family's file, else ratio.
 
-            Both are described in :mod:`lmeval_screener.figures`. Chances to be the best are known
-            only for an order by the ratio.
+            Both are described in :mod:`lmeval_screener.figures`. Chances of being the best are
+            known only for an order by the ratio.
         metric: Distance of G. Default: the family's, else cosine.
 
             The distance between two rows of the output projection, of which G is a mean.

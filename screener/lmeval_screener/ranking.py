@@ -455,8 +455,9 @@ class Agreement:
     """Spearman's rank correlation between a figure of checkpoints, such as G, and their accuracies.
 
     Attributes:
-        scope: ``group`` for one group; ``within groups`` for all groups, each compared only inside;
-            ``overall`` across groups, which the published evidence does not support.
+        scope: ``group`` for one group; ``within groups`` for checkpoints that are compared only
+            inside their groups; ``overall`` across groups, which the published evidence does not
+            support.
         group: Name of the group; empty for the other scopes.
         n: Number of checkpoints.
         spearman: The correlation, in [-1, 1]; NaN for fewer than two checkpoints, or if all figures

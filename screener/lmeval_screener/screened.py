@@ -106,7 +106,7 @@ class Reading:
     def place(self) -> str:
         """The name by which other checkpoints refer to this one as their base.
 
-        It is ``name`` for a repository and the absolute path for a folder.
+        It is ``name`` for a repository or an address, and the absolute path for a folder.
         """
         return self.target.place if self.target.local else self.name
 
@@ -119,7 +119,9 @@ class Reading:
     def training_and_step(self) -> tuple[str, str | None]:
         """The training run (repository or folder) and the name of its step (revision or folder).
 
-        The step is None for a checkpoint that is not a step of a run.
+        On the Hub the step is the requested revision, None for the default branch. Elsewhere it is
+        the name of the folder, such as ``checkpoint-500``, or None if that is not named after a
+        step.
         """
         if self.revision is None:
             # As `run_and_step` spells a run: an address loses a slash of its ``//``.
@@ -140,12 +142,12 @@ class Reading:
 
     @property
     def step(self) -> str | None:
-        """Name of the training step, such as ``checkpoint-500``; None if this is not a step."""
+        """Name of the training step; see `training_and_step`."""
         return self.training_and_step[1]
 
     @property
     def accuracy(self) -> float | None:
-        """The accuracy that the user supplied, as a share or in per cent; None if there is none."""
+        """The supplied accuracy, in the unit of its source; None if there is none."""
         return self.target.accuracy
 
     @property
@@ -293,8 +295,8 @@ class Failed:
         target: The checkpoint as requested.
         error: Code of the error, a key of `SCREENING_CODES`.
         message: What went wrong, and what to do about it.
-        base: Base model of an adapter that keeps its output projection, if the base cannot be read;
-            otherwise empty.
+        base: For an adapter that keeps the output projection of its base, the name of that base
+            if it cannot be read; otherwise empty.
         cause: Why the base cannot be read; otherwise empty.
     """
 

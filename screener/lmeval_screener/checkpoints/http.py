@@ -63,7 +63,7 @@ def url_of(address: str, *, encoded: bool = True) -> URL:
     """Parse an address as a URL.
 
     With ``encoded``, the address must be percent-encoded already, and is left as it is: encoding
-    it again would break a signed address. Without, characters that a URL cannot hold are encoded.
+    it again would break a signed address. Otherwise, characters that a URL cannot hold are encoded.
 
     Raises:
         ValueError: The address is not a URL.
@@ -175,7 +175,7 @@ class Quota:
         self._changed.set()
 
     def throttle(self, seconds: float) -> None:
-        """Send no requests of this quota for ``seconds``, because the server asked for a pause."""
+        """Let requests of this quota wait for ``seconds``, because the server asked for a pause."""
         now = time.monotonic()
         self._refusals += now >= self._throttled_until
         self._throttled_until = max(self._throttled_until, now + seconds)

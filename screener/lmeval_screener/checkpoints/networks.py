@@ -106,8 +106,8 @@ class Networks:
         """Check the IP addresses to which a host resolves at the time of a connection.
 
         Raises:
-            OSError: `private` found the host public, but an address is now in a private network
-                (other than loopback).
+            OSError: `private` allowed the host, which the user did not name, but an address is now
+                in a private network (other than loopback).
         """
         if self._kinds.get(_plain(host)) != "" or _plain(host) in self._named:
             return

@@ -66,7 +66,8 @@ class FileEntry:
     def fits(self, body: bytes) -> bool:
         """Whether ``body`` can be this file's content: its size and its hash are as listed.
 
-        A digest that is not a hash of the content (``etag:``) is not compared.
+        Only the size is compared if no hash of the content is listed: the digest is None or an
+        ``etag:``.
         """
         kind, _, digest = (self.digest or "").partition(":")
         if len(body) != self.size:

@@ -146,7 +146,8 @@ def run(args: argparse.Namespace) -> int:
     """Run ``dispersion registry`` with parsed arguments; returns the exit code 0.
 
     Raises:
-        DispersionError: As from :func:`registry`.
+        UsageError: The action is unknown.
+        DispersionError: An error of :func:`registry`.
     """
     output = Output.of(args)
     if args.what is not None and not Path(args.file).exists() and Path(args.what).is_file():

@@ -32,7 +32,9 @@ from lmeval_screener.result.gate import Gate
 from lmeval_screener.screened import Failed, Group, Reading, Screened, grouped
 from lmeval_screener.weights.copies import originals
 
-_CHANCE = "to be more accurate than the former best, as measured on our own models or by `--slope`"
+_CHANCE = (
+    "of being more accurate than the former best, as measured on our own models or by `--slope`"
+)
 _WORTH = 0.5  # chance to be above the former best from which a checkpoint is worth an evaluation
 _KINDS = ("new", "changed", "recovered", "copy", "renamed", "gone", "failed")
 _SIDES = {"level": "level with its base", "equal": "the rows of its base"}
@@ -126,7 +128,7 @@ class News(Report):
 
     @property
     def status(self) -> int:
-        """Exit status on account of failures: 3 if a checkpoint has begun to fail, else 0."""
+        """Exit status for failures: 3 if a checkpoint has begun to fail, else 0."""
         kinds = {move.what for move in self.moves}
         return max((cause.status for cause in CAUSES if cause.what in kinds), default=0)
 

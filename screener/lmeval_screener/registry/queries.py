@@ -203,7 +203,7 @@ def bases_among(
             token sets that had any.
 
     Raises:
-        UsageError: The registry has no checkpoint of the name ``asked``, or several.
+        UsageError: No checkpoint of the registry matches ``asked``, or several do.
     """
     if asked is None:
         last = "SELECT bases, max(ended) FROM runs WHERE tokens = ? AND bases <> ''"
@@ -321,7 +321,7 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
         The checkpoint's identity (see `identity_of`) and file; an empty file means every file.
 
     Raises:
-        UsageError: The registry has no such checkpoint, or several.
+        UsageError: No checkpoint of the registry matches ``text``, or several do.
     """
     place = storable(f"file://{Path(os.path.expanduser(text)).resolve()}")
     text = storable(without_secrets(text))
@@ -529,7 +529,7 @@ def history(connection: sqlite3.Connection, text: str) -> Answer:
         text: Label, path or address of the checkpoint.
 
     Raises:
-        UsageError: The registry has no such checkpoint, or several.
+        UsageError: No checkpoint of the registry matches ``text``, or several do.
     """
     identity, file = checkpoint_named(connection, text)
     sightings = connection.execute(

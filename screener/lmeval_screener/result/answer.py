@@ -249,8 +249,8 @@ def _success(group: Group, last: int) -> str:
 def by_figure(group: Group) -> list[str]:
     """Return a list with one sentence: which figure orders a group, the ratio or the gap G.
 
-    The sentence also says which checkpoint the other figure puts first. The list is empty if the
-    order is by the ratio and G would put the same checkpoint first.
+    If the other figure would put another checkpoint first (see `first_by_other`), the sentence says
+    which. If it would not, and the ratio orders the group, the list is empty.
     """
     other = first_by_other(group)
     gap = f"G, the paper's figure ({DISTANCES[group.metric]} distance)"
@@ -400,8 +400,9 @@ def first_of(group: Group, places: int | None = None) -> list[Screened]:
 def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> list[str]:
     """Return sentences on which checkpoints the ratio puts above, below or level with their base.
 
-    ``members`` are the checkpoints to name; None for all of the group's candidates. The list is
-    empty if the group has no base, or if the base or all of these checkpoints have no ratio.
+    ``members`` are the checkpoints to name; None for all of the group's candidates. Checkpoints
+    without a ratio, or with the rows of the base, are left out. The list is empty if none is left,
+    or if the group has no base or a base without a ratio.
     """
     if group.base is None or group.base.ratio is None:
         return []

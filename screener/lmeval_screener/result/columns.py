@@ -144,7 +144,7 @@ COLUMNS = (
     _C(
         "equal_rows_with",
         str | None,
-        "label of a checkpoint with equal rows of which this one is not a copy, or null",
+        "label of another checkpoint with equal rows, of which this one is not a copy; else null",
     ),
     _C("group", str, "name of the group in reports", lambda _, group: group.title, None),
     _C("ratio.mean", float, "the ratio; null if there is none", csv="ratio"),
@@ -168,8 +168,8 @@ COLUMNS = (
         "against_base",
         Against | None,
         "`difference`: the ratio minus the base's ratio; `se`: the paired standard error; `side`: "
-        "`above`, "
-        "`below`, `level` or `equal`; null for the base",
+        "`above`, `below`, `level` or `equal`; null for the base, and if the checkpoint or the "
+        "base has no ratio",
         lambda c, _: c.against and c.against._asdict(),
         only="base",
         cell=lambda against: against and against["difference"],

@@ -35,7 +35,7 @@ class Distance:
     chance: float | None
 
     def said(self, figure: str) -> str:
-        """Return the checkpoint's label and its distance, as part of a sentence.
+        """Return the checkpoint's label, with the difference in parentheses, for a sentence.
 
         The ``chance`` is given, too, if it is at most 10 %. ``figure`` is the name of the figure in
         which ``difference`` is measured, ``ratio`` or ``G``.
@@ -46,7 +46,7 @@ class Distance:
         words = f"{figure} {side} by {abs(self.difference):.{places}f}{error}"
         if self.chance is not None and self.chance <= _HARDLY:
             chance = f"an estimated chance of {self.chance:.0%}"
-            words += f", more accurate than the reference with {chance}"
+            words += f", with {chance} of being more accurate than the reference"
         return f"{self.label} ({words})"
 
 
@@ -64,7 +64,7 @@ class Gate:
         not_compared: Number of checkpoints that were not compared with the reference, because they
             failed, are in another group, or lack the figure that ranks the group.
         failed: The error code if the reference was not screened, or ``NoRatio`` if the reference
-            has no ratio; else None.
+            lacks the ratio by which its group is ranked; else None.
         figure: The figure that ranks the group, ``ratio`` or ``G``; empty if nothing was compared.
         distances: Distance of each compared checkpoint from the reference, best first.
     """
@@ -79,7 +79,9 @@ class Gate:
 
     @classmethod
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
-        """Compare the checkpoints of all groups with a reference.
+        """Compare the checkpoints in the group of a reference with that reference.
+
+        Checkpoints of other groups, and those that failed, count as ``not_compared``.
 
         Args:
             groups: The groups of a screening.
@@ -155,7 +157,8 @@ class Gate:
             rest = f" Not compared with {self.reference}: {self.not_compared}."
         if not self.compared:
             alone = (
-                f"{self.reference} can be compared with no checkpoint of its tokenizer and scale"
+                "no other checkpoint of the same tokenizer and scale can be compared with "
+                f"{self.reference}"
             )
             return f"The gate cannot be judged: {alone}.{rest}"
         if self.passed:

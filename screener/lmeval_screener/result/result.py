@@ -61,7 +61,8 @@ class Result(Report):
         reference: Name of the token set of everyday words, with which the domain is compared.
         ranked_by: The requested ranking figure, ``ratio`` or ``gap`` (G); if none was requested,
             that of the first group.
-        base: Label of the base that the other checkpoints were trained from; empty if unknown.
+        base: Label of the base that the other checkpoints were trained from, or the labels of
+            several groups' bases, joined by commas; empty if unknown.
         checkpoints: The screened checkpoints, group by group and best first.
         failed: The checkpoints that could not be screened, with reasons.
         of_base: Adapters that leave the head unchanged and whose base could not be read
@@ -182,7 +183,7 @@ class Result(Report):
             worse: Label of the second checkpoint.
 
         Raises:
-            UnknownNameError: No checkpoint has one of the labels.
+            UnknownNameError: One of the labels belongs to no checkpoint.
             UsageError: The two checkpoints are in different groups.
         """
         groups = {c: group for group in self.groups for c in group.checkpoints}

@@ -144,8 +144,8 @@ class Screening:
             no such condition.
         notice: Called with a server's name and a number of seconds when the server's rate limit
             makes the run wait.
-        keep_on_interrupt: Whether Ctrl-C and SIGTERM end the run with the results so far. Only in
-            the main thread.
+        keep_on_interrupt: Whether Ctrl-C and SIGTERM end the run with the results so far. It has
+            an effect only in the main thread.
         on_done: Called when a checkpoint has been read or has failed; see `OnDone`.
         order: The figure that ranks and the distance of G, as the arguments ask for them.
         accuracies: The supplied accuracies; None if there are none.

@@ -278,7 +278,7 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
                 rows.append((reader.line_num, values))
     except OSError as error:
         raise UsageError(
-            f"{path}: expected a readable CSV file, got {error.strerror or error}; check the path"
+            f"{path}: expected a readable CSV file ({error.strerror or error}); check the path"
         ) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(

@@ -72,7 +72,7 @@ class GroupChoice:
             ranks = "rank 1" if self.k == 1 else f"ranks 1–{self.k}"
             text = f"{listed} of {total}: {ranks}"
             if self.unranked:
-                text += f", and {self.unranked} with the rows of their base"
+                text += f", and {self.unranked} with the rows of the base"
         return text + _drawn(len(self.audit))
 
 

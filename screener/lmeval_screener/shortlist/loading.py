@@ -30,7 +30,7 @@ def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
         arguments: lm-eval's ``model_args``.
 
     Raises:
-        ScreeningError: As :func:`on_base`.
+        ScreeningError: An error of :func:`on_base`.
     """
     given = dict(arguments)
     place = str(given.get("pretrained", ""))

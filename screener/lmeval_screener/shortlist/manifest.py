@@ -53,8 +53,8 @@ def check_emit(folder: Path, domain: TokenSet, targets: Sequence[Target]) -> Non
         targets: The checkpoints to screen.
 
     Raises:
-        UsageError: The folder is not empty, no task is named, or lm-eval cannot load one of the
-            checkpoints.
+        UsageError: ``folder`` is a file or not empty, no task is named, or lm-eval cannot load one
+            of the checkpoints.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(

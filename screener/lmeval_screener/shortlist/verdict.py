@@ -51,7 +51,7 @@ class GroupVerdict:
     Attributes:
         group: Title of the group; ``all groups`` for the verdict on all.
         outcome: ``works``; ``misleads``, if the order is reversed; ``chance``, if the order is
-            hardly better than a random one; or ``unknown``, if there are too few results.
+            hardly better than a random one; or ``unknown``, if the results show none of these.
         results: Number of candidates with a result.
         candidates: Number of screened checkpoints, without the base and checkpoints that lack the
             figure that ranks their group.

@@ -65,7 +65,7 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
         A mapping from the name of each family to the family, in the order of the file.
 
     Raises:
-        UsageError: The file cannot be read, or it lists a checkpoint twice in a family.
+        UsageError: The file cannot be read or is not valid, or a family lists a checkpoint twice.
     """
     file = Path(path or Path(__file__).with_name("families.yaml"))
     content = load_yaml(_File, file)
@@ -100,9 +100,9 @@ def load_family(name: str, path: str | Path | None = None) -> Family:
         path: The file; None for the bundled one.
 
     Raises:
-        UsageError: No family has this name, or the file cannot be read. For an unknown name, the
-            message lists families with checkpoints whose names contain it, or else families with
-            similar names.
+        UsageError: No family has this name, or the file cannot be read or is not valid. For an
+            unknown name, the message lists families with checkpoints whose names contain it, or
+            else families with similar names.
     """
     families = load_families(path)
     for known, family in families.items():

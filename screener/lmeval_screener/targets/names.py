@@ -145,7 +145,7 @@ class Target:
 
     @property
     def place(self) -> str:
-        """``repo``; for a folder or a file, its absolute path."""
+        """``repo``; for a folder or a file on this machine, its absolute path without links."""
         if not self.local:
             return self.repo
         return str(Path(self.repo).resolve())
@@ -269,7 +269,7 @@ def _not_local(target: Target, path: str) -> Target:
     alike.sort(key=len)
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
     if written == "demo":
-        why = "that is the bundled family: run `screen-checkpoints --demo`"
+        why = "that is the bundled demo: run `screen-checkpoints --demo`"
     elif alike and alike[0].lower() == written:
         why = f"that is a family: run `screen-checkpoints --family {alike[0]}`"
     elif alike:
@@ -545,9 +545,10 @@ def _cached_name(target: Target) -> str | None:
 
 
 def shared_name(targets: Sequence[Target]) -> str:
-    """Return the name of the folder or organisation that holds all targets; empty if there is none.
+    """Return the name of the innermost folder, organisation or repository that all targets share.
 
-    For a single target, return the last part of its own name or path.
+    The text is empty if they share none. For a single target, it is the last part of its own name
+    or path.
 
     >>> shared_name([Target("runs/a", local=True), Target("runs/b", local=True)])
     'runs'

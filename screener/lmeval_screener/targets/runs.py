@@ -103,7 +103,7 @@ class Run:
         left_out: Folders that hold no model, except for those in which trainers keep logs, samples
             or states of the training.
         tokenizers: Checkpoint without a tokenizer -> another folder of the run that has one; empty
-            if no folder has a tokenizer.
+            if every checkpoint has its own, or no folder has any.
     """
 
     checkpoints: list[str] = field(default_factory=list)

@@ -40,8 +40,9 @@ def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -
         name: Name or file of the domain's token set. None takes the domain that the answers name,
             or ``math`` if no tasks are given. If the answers name no domain, G is computed from the
             answers, too.
-        tasks: Tasks as ``NAME,NAME``, or an answer set. The ratio is computed from the answers of
-            the first task that has any; if none has, from the domain's own answers or words.
+        tasks: Tasks as ``NAME,NAME``, the path of a file with answers, or an answer set. The ratio
+            is computed from the answers of the first task that has any; if none has, from the
+            domain's own answers or words.
 
     Returns:
         The domain's token set, whose ``answers`` are those for the ratio.

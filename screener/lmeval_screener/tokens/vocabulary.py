@@ -103,6 +103,10 @@ class Vocabulary:
         Args:
             name: Name of the file, ``tokenizer.json`` or ``vocab.json``.
             content: Content of the file.
+
+        Raises:
+            ScreeningError: ``BadTokenizer``: the content is broken or of a kind that is not
+                supported.
         """
         whole = name.endswith("tokenizer.json")
         return cls.from_tokenizer_json(content) if whole else cls.from_vocab_json(content)
@@ -113,6 +117,7 @@ class Vocabulary:
 
         Raises:
             UsageError: The tokenizer saves neither ``tokenizer.json`` nor ``vocab.json``.
+            ScreeningError: ``BadTokenizer``: the saved file is of a kind that is not supported.
         """
         import tempfile
 
@@ -132,6 +137,9 @@ class Vocabulary:
 
         The tokens must be spelled as by a byte-level tokenizer (``Ġthe``) or by SentencePiece
         (``▁the``).
+
+        Raises:
+            ScreeningError: ``BadTokenizer``: the content is broken or of another kind.
         """
         data = _parsed(content, "tokenizer.json")
         model = data.get("model")
@@ -155,8 +163,12 @@ class Vocabulary:
     def from_vocab_json(cls, content: bytes) -> Vocabulary:
         """Read a vocabulary from the content of a ``vocab.json``, a mapping from tokens to ids.
 
-        It is read as byte-level if more tokens begin with ``Ġ``, and as SentencePiece's if more
-        begin with ``▁``.
+        It is read as SentencePiece's if more tokens begin with ``▁`` than with ``Ġ``, and
+        otherwise as byte-level.
+
+        Raises:
+            ScreeningError: ``BadTokenizer``: the content is broken, or no token begins with ``Ġ``
+                or ``▁``.
         """
         pieces = _parsed(content, "vocab.json")
         spaced = {sign: sum(piece.startswith(sign) for piece in pieces) for sign in "Ġ▁"}
@@ -327,7 +339,7 @@ def _parsed(content: bytes, name: str) -> dict[str, Any]:
         data = parsed(content, TOKENIZER)
     except ValueError as error:
         raise ScreeningError(
-            "BadTokenizer", f"expected JSON in {name}, got: {error}; save the tokenizer again"
+            "BadTokenizer", f"expected JSON in {name} ({error}); save the tokenizer again"
         ) from error
     if not isinstance(data, dict):
         _refuse(

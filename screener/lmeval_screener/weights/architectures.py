@@ -277,7 +277,8 @@ def class_ties(config: Mapping[str, Any]) -> bool:
 
     The entries of config.json that the class reads decide; if they say nothing, the default of the
     class does. Some classes never tie, whatever config.json says. For a class that is not known,
-    any entry counts; without one, it is assumed to tie.
+    any entry counts; without one, it is assumed to tie, except for the types in
+    `UNTIED_BY_DEFAULT`.
     """
     types = model_types(config)
     stated = _says_tied(levels(config))

@@ -49,9 +49,9 @@ class ModelFiles:
 async def model_files(snapshot: Snapshot) -> ModelFiles:
     """Choose a model's weights files.
 
-    The first that exist are chosen: the files that transformers loads, the slices of torch's
-    distributed checkpoint, safetensors files of other names. One file of another name comes with a
-    note; several cannot be read without an index.
+    The first of these that exist are chosen: the files that transformers loads; the slices of
+    torch's distributed checkpoint; safetensors files of other names. One file of another name comes
+    with a note; several cannot be read without an index.
 
     Raises:
         ScreeningError: ``BadIndex``: the index is not valid, or it names a missing file. No loader

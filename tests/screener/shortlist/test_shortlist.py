@@ -71,7 +71,7 @@ def test_without_a_number_a_list_holds_the_best_with_nine_in_ten():
     assert [c.label for c in choice.listed][:6] == list("abcdef")
     (choice,) = found.shortlist(1).groups
     assert [c.label for c in choice.listed] == list("abcdef")
-    assert choice.sentence() == "6 of 24: rank 1, and 3 with the rows of their base"
+    assert choice.sentence() == "6 of 24: rank 1, and 3 with the rows of the base"
 
 
 def test_every_other_is_drawn_with_the_probability_that_is_recorded():

@@ -138,7 +138,7 @@ def test_a_file_that_is_not_utf_8(tmp_path):
         ),
         (
             "missing.yaml",
-            "missing.yaml: expected a readable YAML file, got No such file or directory",
+            "missing.yaml: expected a readable YAML file (No such file or directory)",
         ),
         ("math:", "unknown token set 'math:'"),
         ("code:bare,space", "expected one variant, got bare and space"),

@@ -268,9 +268,9 @@ def holds_adapter(snapshot: Snapshot) -> bool:
 def holds_both(snapshot: Snapshot) -> bool:
     """Whether a folder holds both an adapter and the whole model to which transformers applies it.
 
-    If config.json is there too, ``from_pretrained(FOLDER)`` of transformers 5 loads the weights in
-    the folder and applies the adapter to them (5.24, ``maybe_load_adapters``). Given a repository
-    on the Hub, it loads the base that the adapter names instead.
+    Such a folder also holds config.json. ``from_pretrained(FOLDER)`` of transformers 5 loads the
+    weights in the folder and applies the adapter to them (5.24, ``maybe_load_adapters``). Given a
+    repository on the Hub, it loads the base that the adapter names instead.
 
     Raises:
         ScreeningError: ``AdapterOnly``: the adapter's weights are missing or pickled, so that

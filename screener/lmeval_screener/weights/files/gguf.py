@@ -384,8 +384,8 @@ def _vocabulary_pairs(pairs: Mapping[str, Any], what: str) -> dict[str, Any]:
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ScreeningError(
             "BadTokenizer",
-            f"expected a list of texts as the vocabulary of {what} (`tokenizer.ggml.tokens`), got "
-            "none; convert the model again",
+            f"expected a list of texts as the vocabulary of {what} (`tokenizer.ggml.tokens`), "
+            "which is missing or of another type; convert the model again",
         )
     if types is not None and (not isinstance(types, list) or len(types) != len(tokens)):
         raise ScreeningError(
@@ -585,13 +585,13 @@ class _Walk:
             )
         dimensions = await self._scalar("I")
         if not 1 <= dimensions <= 4:
-            raise self._bad(f"{name!r} has {dimensions} dimensions")
+            raise self._bad(f"{name!r} has {dimensions} dimensions, expected 1 to 4")
         shape = tuple([await self._scalar("Q") for _ in range(dimensions)])
         code, offset = await self._scalar("I"), await self._scalar("Q")
         if code not in GGUF_TYPES:
             raise self._bad(f"{name!r} has the unknown type {code}")
         if any(not 0 < n < 2**40 for n in shape):
-            raise self._bad(f"{name!r} has the shape {shape}")
+            raise self._bad(f"{name!r} has the shape {shape}, expected 1 to {2**40 - 1:,} each")
         # ggml writes the fastest dimension first.
         return name, GGUF_TYPES[code][0], shape[::-1], offset
 
@@ -599,7 +599,7 @@ class _Walk:
         self, described: list[tuple[str, str, tuple[int, ...], int]], alignment: Any
     ) -> dict[str, Tensor]:
         if type(alignment) is not int or not 0 < alignment <= 2**20:
-            raise self._bad(f"its alignment is {alignment!r}")
+            raise self._bad(f"its alignment is {alignment!r}, expected 1 to {2**20:,}")
         start = -(-self._at // alignment) * alignment
         tensors: dict[str, Tensor] = {}
         for name, dtype, shape, offset in described:

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from lmeval_dispersion.report.declared import count
 from lmeval_screener.budgets import DIMENSIONS, HEADER, NAME, in_steps, parsed
 from lmeval_screener.weights.tensors import DTYPE_BITS, DamagedError, Header, Tensor, WeightFile
 
@@ -56,7 +57,8 @@ def parse_length(start: bytes, file_size: int) -> int:
             or that length is above the limit.
     """
     if len(start) < 8 or file_size < 10:
-        raise _bad(f"the file has only {file_size} bytes, too few for a safetensors file")
+        size = count(file_size, "byte")
+        raise _bad(f"the file has only {size}, too few for a safetensors file")
     (length,) = struct.unpack("<Q", start[:8])
     if length > HEADER.size:
         raise _bad(
