@@ -146,7 +146,9 @@ class StoredNorm:
             is_vector = len(tensor.shape) == 1 and not others and tensor.strides in (None, (1,))
             if tensor.dtype not in FLOAT_DTYPES or not is_vector or not fits:
                 stored = f"{tensor.dtype} of shape {tensor.shape}"
-                return FinalNorm(reason=f"{self.name} is {stored}, expected {width} numbers")
+                return FinalNorm(
+                    reason=f"{self.name} is {stored}, where {width} floating-point numbers are expected"
+                )
             row = replace(await self.files.matrix(file, tensor), shape=(1, tensor.elements))
             weight[begin:end] = (await row.read([0]))[0]
         weight += self.plus_one

@@ -269,7 +269,7 @@ def test_the_ratio_is_that_of_llama_cpps_norm(tmp_path, architecture, gamma, mor
             {"output_norm.weight": ("F32", GAMMA), "output.bias": ("F32", GAMMA)},
             "the final normalisation layer of gemma9 is not known",
         ),
-        ({"output_norm.weight": ("F32", np.ones(WIDTH // 2))}, f"expected {WIDTH} numbers"),
+        ({"output_norm.weight": ("F32", np.ones(WIDTH // 2))}, f"{WIDTH} floating-point numbers"),
         ({"output_norm.weight": ("F32", np.full(WIDTH, np.nan))}, "zero or not finite"),
     ],
 )
