@@ -221,10 +221,11 @@ class LawResult(StudyResult):
         In addition to those of `StudyResult` these are:
 
         - ``kinds``: a mapping for each kind of perplexity; empty for several models or texts. Its
-          ``claims`` have the layers where r clearly differs from 0, and the controls that r there
-          is clearly ``beyond`` or not (``like``). ``row`` is the row of ``correlations`` at one
-          layer (``last``, or the last that was measured), and ``controls`` the controls' r there.
-          ``layers`` is the number of layers, and ``after`` the name of the kind;
+          ``claims`` have the layers where r clearly differs from 0, and the controls that r is not
+          clearly beyond there (``like``) or, without such controls, all of them (``beyond``). Its
+          ``row`` is the row of ``correlations`` at one layer (``last``, or the last that was
+          measured), and its ``controls`` have the controls' r at that layer. Its ``layers`` is the
+          number of layers, and its ``after`` is the name of the kind, without ``last@``;
         - ``grid``: sentences on several models or texts; empty for one model and one text;
         - ``tests``: number of correlations r whose 95 % intervals hold jointly;
         - ``rounded``: names of the models that ran in bfloat16.
