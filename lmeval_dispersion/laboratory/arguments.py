@@ -105,7 +105,7 @@ class Law(WithControls, OfSegments, AtLayers, StudyOptions):
         models: Folder or Hub id, with @REVISION for another revision than main; sublayers takes one
             model.
 
-            In Python, one model or several; a model that is already loaded is taken, too.
+            In Python, one model or several, which may also be loaded already.
         data: Text: a .txt, .jsonl, .jsonl.gz or .parquet file, or a Hub data set as
             ID[:CONFIGURATION][@SPLIT]; law takes several.
         bins: Maximum number of bins of segments over which to correlate, chosen to cover the range

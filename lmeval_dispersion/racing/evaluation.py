@@ -332,8 +332,9 @@ class Evaluation:
     def identity(self) -> dict[str, dict[str, str]]:
         """Return the version and hashes of each task, which show whether two races ask the same.
 
-        ``prompts`` is the hash of the task's requests with their few-shot examples, ``documents``
-        that of its documents, and ``scoring`` that of the settings by which answers are scored.
+        There is one hash of the task's requests with their few-shot examples (``prompts``), one of
+        its documents (``documents``), and one of the settings by which answers are scored
+        (``scoring``).
         Where a chat template is applied, requests are hashed without it, since each model has its
         own template.
         """

@@ -233,7 +233,7 @@ def bounded_yaml(body: bytes) -> Any:
     import yaml
 
     if len(body) > YAML:
-        raise yaml.YAMLError(f"the text has more than {YAML} bytes")
+        raise yaml.YAMLError(f"the text has more bytes than the limit of {YAML:,}")
     text = body.decode("utf-8")
     try:
         loader = yaml.SafeLoader(text)
@@ -242,7 +242,8 @@ def bounded_yaml(body: bytes) -> Any:
             return None
         if _values_in(node, {}) > YAML_NODES:
             raise yaml.YAMLError(
-                f"the text has more than {YAML_NODES} values once its aliases are expanded"
+                f"the text has more values than the limit of {YAML_NODES:,}, once its aliases are "
+                "expanded"
             )
         return loader.construct_document(node)
     except yaml.YAMLError:

@@ -349,7 +349,7 @@ def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
     """Return the most frequent tokens that together have 90 % of the weight, most frequent first.
 
     At least 3 tokens are taken, if there are that many. Further tokens that are at least half as
-    frequent as the last of these are taken, too, since counts differ by as much by chance alone. At
+    frequent as the last of these are also taken, since counts differ by as much by chance alone. At
     most 100 tokens are taken in all.
 
     Args:

@@ -659,13 +659,14 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
         )
     rank = a.shape[0]
     alpha = _setting(adapter, "lora_alpha", 8, "alpha_pattern", module)
-    if type(alpha) not in (int, float) or not math.isfinite(alpha) or b.shape[1] != rank:
+    if b.shape[1] != rank:
         raise adapter.broken_error(
-            f"has lora_alpha {json.dumps(alpha)} and factors of ranks {rank} and {b.shape[1]} for "
-            f"{module}, where a finite number and equal ranks are expected",
-            f"correct lora_alpha in {CONFIG}, or save the adapter again"
-            if b.shape[1] == rank
-            else "",
+            f"has factors of ranks {rank} and {b.shape[1]} for {module}, where equal ranks are expected"
+        )
+    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+        raise adapter.broken_error(
+            f"has lora_alpha {json.dumps(alpha)} for {module}, where a finite number is expected",
+            f"correct lora_alpha in {CONFIG}, or save the adapter again",
         )
     stated = _setting(adapter, "r", rank, "rank_pattern", module)
     if stated != rank:
