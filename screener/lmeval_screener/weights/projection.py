@@ -147,7 +147,8 @@ class StoredNorm:
             if tensor.dtype not in FLOAT_DTYPES or not is_vector or not fits:
                 stored = f"{tensor.dtype} of shape {tensor.shape}"
                 return FinalNorm(
-                    reason=f"{self.name} is {stored}, where {width} floating-point numbers are expected"
+                    reason=f"{self.name} is {stored}, where {width} floating-point numbers are "
+                    "expected"
                 )
             row = replace(await self.files.matrix(file, tensor), shape=(1, tensor.elements))
             weight[begin:end] = (await row.read([0]))[0]
