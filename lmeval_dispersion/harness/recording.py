@@ -363,7 +363,10 @@ class PrefillRecorder(Recorder):
         self.fresh = {}
 
     def wanted(self) -> list[list[Wanted]]:
-        """Return for each request a list of one state, without vectors if its prompt was not run."""
+        """Return for each request a list with one `Wanted`.
+
+        It has no vectors if the request's prompt was not run.
+        """
         prompts = [request.args[0] for request in self.requests]
         return [[self.of_prompt.get(prompt, Wanted(-1, (0, 0), 0, False))] for prompt in prompts]
 

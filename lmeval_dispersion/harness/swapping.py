@@ -112,8 +112,8 @@ class SharedBase:
         if not _leaves_the_base(adapter):
             raise HarnessError(
                 "expected a plain LoRA in adapter_model.safetensors, the only kind of adapter that "
-                f"vLLM applies, got {adapter}, which is of another type or format, or has biases or "
-                f"saved modules; {_INSTEAD}"
+                f"vLLM applies, got {adapter}, which is of another type or format, or has biases "
+                f"or saved modules; {_INSTEAD}"
             )
         modules = _modules(adapter)
         if "lm_head" in modules:

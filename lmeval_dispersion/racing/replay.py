@@ -337,7 +337,8 @@ def _stores(places: Sequence[str], metric: str | None) -> tuple[list[Store], dic
     if len(stores) < 2:
         reasons = ", ".join(f"{name} ({reason})" for name, reason in failed.items())
         raise UsageError(
-            f"expected two or more models with finite answers, got {len(stores)}; left out: {reasons}"
+            f"expected two or more models with finite answers, got {len(stores)}; left out: "
+            f"{reasons}"
         )
     return stores, failed
 

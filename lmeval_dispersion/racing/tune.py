@@ -216,8 +216,8 @@ def _cluster() -> Iterator[float]:
                 "to ask one checkpoint after the other"
             ) from error
         raise DispersionError(
-            f"Ray could not join the cluster at RAY_ADDRESS, {address} ({error}); check the address "
-            "with `ray status`, or unset RAY_ADDRESS to start a cluster on this machine"
+            f"Ray could not join the cluster at RAY_ADDRESS, {address} ({error}); check the "
+            "address with `ray status`, or unset RAY_ADDRESS to start a cluster on this machine"
         ) from error
     # Tune prints even at verbosity 0, and Ray the end of a node whenever it hears of it.
     with contextlib.redirect_stdout(io.StringIO()):

@@ -306,7 +306,7 @@ def against_base(
 
 
 def flat_from(gaps: Sequence[Gap | Ratio], level: float) -> int:
-    """Return the smallest index such that no two figures from there to the end differ significantly.
+    """Return the first index after which, itself included, no two figures differ significantly.
 
     Args:
         gaps: Figures over the same tokens, in the order of the training steps.

@@ -412,7 +412,7 @@ class Group:
 
     @property
     def metric(self) -> Distance:
-        """The distance in which reports show G for this group."""
+        """The distance that reports use for G in this group."""
         return self.checkpoints[0].metric
 
     # --- chances --------------------------------------------------------------------------------------

@@ -205,16 +205,19 @@ class _Endless:
 
 
 @pytest.mark.parametrize(
-    ("addresses", "most"),
-    [((f"/p{n}" for n in range(10**6)), 512), (iter(["/a", "/b"] * 10**4), 3)],
+    ("addresses", "most", "says"),
+    [
+        ((f"/p{n}" for n in range(10**6)), 512, "pages"),
+        (iter(["/a", "/b"] * 10**4), 3, "repeats a page"),
+    ],
 )
-def test_a_listing_without_end_ends(addresses, most):
+def test_a_listing_without_end_ends(addresses, most, says):
     hub = _Endless(addresses)
     error = refused(
         asyncio.run,
         _listed(hub, Query("org"), None, None, Selected()),
         code="BadResponse",
-        says="pages",
+        says=says,
     )
     assert isinstance(error, ScreeningError)
     assert hub.asked == most

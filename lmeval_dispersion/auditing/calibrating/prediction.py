@@ -211,9 +211,9 @@ def _run_for(calibrator: Calibrator, run: AuditRun | str | Path) -> AuditRun:
         if store.layers:
             vectors = f"vectors of {', '.join(store.layers)} only"
         raise UsageError(
-            f"this calibrator was fitted on the layer {layer!r}, but the run has {vectors}; make the "
-            "run's store again with this layer (`dispersion_layers` in the `--metadata` of lm-eval, or "
-            "`--layer` of `dispersion embed`)"
+            f"this calibrator was fitted on the layer {layer!r}, but the run has {vectors}; make "
+            "the run's store again with this layer (`dispersion_layers` in the `--metadata` of "
+            "lm-eval, or `--layer` of `dispersion embed`)"
         )
     return AuditRun.of(store, layer if layer in store.layers else None)
 

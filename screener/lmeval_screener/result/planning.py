@@ -86,8 +86,8 @@ def plan_document(
             "bytes",
             "Bytes",
             ",d",
-            hint="rows, header and configuration, estimated from the number of parameters (7 billion "
-            "where it is unknown)",
+            hint="rows, header and configuration, estimated from the number of parameters (7 "
+            "billion where it is unknown)",
         ),
     ]
     table = Table(rows, columns, "Planned reads", "plan")

@@ -690,8 +690,8 @@ def _course_chart(group: Group, figure: str) -> Chart:
         draw,
         caption,
         f"{name} against the training step; largest at {best}.",
-        "Error bars: ± two standard errors of the difference from the previous step. They cover only "
-        "the choice of tokens.",
+        "Error bars: ± two standard errors of the difference from the previous step. They cover "
+        "only the choice of tokens.",
         f"ranking-{group.anchor}",
     )
 

@@ -426,7 +426,8 @@ def _normalised(parts: list[dict[str, Any]], text: str) -> str:
                 if len(content) > NORMALISED:
                     _refuse(
                         f"the tokenizer's normaliser inserts a text of {len(content):,} characters, "
-                        f"above the limit of {NORMALISED:,}; check tokenizer.json, or download it again"
+                        f"above the limit of {NORMALISED:,}; check tokenizer.json, or download it "
+                        "again"
                     )
                 text = text.replace(str(pattern["String"]), content)
         elif kind == "Lowercase":

@@ -140,7 +140,8 @@ def choose_tensor(
             "NoOutputProjection",
             f"{why}, but no output projection is stored, only {embedding}: transformers would "
             "initialise the head at random",
-            "check whether the checkpoint is a model without a head, or whether its upload is incomplete",
+            "check whether the checkpoint is a model without a head, or whether its upload is "
+            "incomplete",
         )
     return embedding, True
 

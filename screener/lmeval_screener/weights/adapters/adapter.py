@@ -661,7 +661,8 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     alpha = _setting(adapter, "lora_alpha", 8, "alpha_pattern", module)
     if b.shape[1] != rank:
         raise adapter.broken_error(
-            f"has factors of ranks {rank} and {b.shape[1]} for {module}, where equal ranks are expected"
+            f"has factors of ranks {rank} and {b.shape[1]} for {module}, where equal ranks are "
+            "expected"
         )
     if type(alpha) not in (int, float) or not math.isfinite(alpha):
         raise adapter.broken_error(

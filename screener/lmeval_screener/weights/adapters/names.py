@@ -93,7 +93,7 @@ class BaseModules:
     def fits(self, name: str) -> bool:
         """Whether an adapter's tensor of this name changes a module that the base has.
 
-        True, too, for a tensor of the whole adapter, such as a prompt.
+        Also true for a tensor of the whole adapter, such as a prompt.
         """
         module = module_of(name)
         if not module:

@@ -445,7 +445,8 @@ class _Walk:
         name = await self._string()
         if len(name) > _LONGEST_KEY:
             raise self._bad(
-                f"the key {name!r} has {len(name):,} characters, above the limit of {_LONGEST_KEY:,}"
+                f"the key {name!r} has {len(name):,} characters, above the limit of "
+                f"{_LONGEST_KEY:,}"
             )
         keep = _KEPT.fullmatch(name) is not None
         value = await self._value(await self._scalar("I"), keep=keep)
@@ -471,7 +472,8 @@ class _Walk:
             raise self._bad(f"{announced}, too many for a file of {self._size:,} bytes")
         if count > GGUF_PAIRS or tensors > GGUF_TENSORS:
             raise self._bad(
-                f"{announced}, above the limits of {GGUF_PAIRS:,} pairs and {GGUF_TENSORS:,} tensors",
+                f"{announced}, above the limits of {GGUF_PAIRS:,} pairs and {GGUF_TENSORS:,} "
+                "tensors",
                 _ELSEWHERE,
             )
         return tensors, count

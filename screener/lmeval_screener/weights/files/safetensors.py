@@ -62,7 +62,8 @@ def parse_length(start: bytes, file_size: int) -> int:
     (length,) = struct.unpack("<Q", start[:8])
     if length > HEADER.size:
         raise _bad(
-            f"its first 8 bytes announce a header of {length:,} bytes, above the limit of {HEADER.size:,}"
+            f"its first 8 bytes announce a header of {length:,} bytes, above the limit of "
+            f"{HEADER.size:,}"
         )
     if 8 + length > file_size:
         raise _bad(
@@ -121,7 +122,8 @@ def parse_header(body: bytes, file_size: int) -> Header:
 def _tensor(name: str, entry: Any, offset: int) -> Tensor:
     if len(name) > NAME:
         raise _bad(
-            f"a tensor's name has {len(name):,} characters, above the limit of {NAME:,} ({name[:40]!r}…)"
+            f"a tensor's name has {len(name):,} characters, above the limit of {NAME:,} "
+            f"({name[:40]!r}…)"
         )
     if not isinstance(entry, _Entry):
         raise _bad(f"the entry of {name!r} {_fault(entry)}")

@@ -312,7 +312,8 @@ def _placed(
     """A tensor with its bytes, as if its entry's local header held only the name (`zip_archive.locate`)."""
     if len(name) > NAME:
         raise broken(
-            f"a tensor's name has {len(name):,} characters, above the limit of {NAME:,} ({name[:40]!r}…)"
+            f"a tensor's name has {len(name):,} characters, above the limit of {NAME:,} "
+            f"({name[:40]!r}…)"
         )
     storage = tensor.storage
     called = f"{root}data/{storage.key}"
