@@ -257,7 +257,10 @@ class Contest:
         self.standing[label] = "complete" if is_whole else "running"
 
     def delete(self, label: str) -> None:
-        """Mark a checkpoint whose files are gone as deleted, unless it was asked everything."""
+        """Mark a checkpoint as deleted, because its files no longer exist.
+
+        A checkpoint that was asked everything keeps its standing.
+        """
         if self.standing.get(label) != "complete":
             self.standing[label] = "deleted"
 

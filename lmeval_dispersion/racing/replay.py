@@ -100,8 +100,8 @@ class Replay(Report):
     """A race on finished evaluations, and how races in random orders of the questions would end.
 
     Attributes:
-        best: Label of the best checkpoint in the race with ``seed``. The fields down to
-            ``left_out`` describe that race, too.
+        best: Label of the best checkpoint in the race with ``seed``. The fields from ``top`` to
+            ``left_out`` describe the same race.
         top: Labels of the best checkpoints, the best first; at most as many as were wanted.
         tasks: Names of the tasks.
         error: Largest probability that a checkpoint better than the best by more than the margin
@@ -603,7 +603,7 @@ def replay(
         listed: Models on a screen's short list; only these race, in this order. Empty for all.
         shuffled: Whether the order of the models is random as well.
         seed: Seed of the race, and of the random orders.
-        quiet: Whether no progress is shown.
+        quiet: Whether to hide the progress.
         settings: Further arguments of :func:`raced`.
 
     Raises:
