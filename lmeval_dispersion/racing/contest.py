@@ -453,7 +453,7 @@ class Contest:
         return bets
 
     def new_bets(self, label: str) -> Bets:
-        """Return bets on a checkpoint's answers in its order of the questions, before any answer."""
+        """Return the bets on a checkpoint's answers, in the state before its first answer."""
         return Bets(self.questions, weights=self._weights_of(label), step=self.step)
 
     def _weights_of(self, label: str) -> Array | None:
