@@ -212,8 +212,8 @@ class Replay(Report):
             way = "The checkpoints were raced in the order of their scores on the shared questions"
         elif self.shuffled:
             way = (
-                "The results were named in alphabetical order, which is not a screen's, so each race "
-                "had a random order of the checkpoints"
+                "The results were named in alphabetical order, not in the order of a screen, so each "
+                "race had a random order of the checkpoints"
             )
         elif is_screened:
             way = "The checkpoints were raced in the screen's order"
