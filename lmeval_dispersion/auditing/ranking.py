@@ -577,8 +577,9 @@ class Worst(RunReport):
     def tables(self) -> dict[str, Table]:
         """Return the tables ``documents``, ``signals``, ``clusters`` and ``typical``.
 
-        They are the documents of lowest contribution, the figures of each signal (left out if the
-        ranking is missing), the clusters of the hard tail, and each cluster's most typical texts.
+        They hold, in this order, the documents of lowest contribution, the figures of each signal
+        (left out if the ranking is missing), the clusters of the hard tail (see `HardTail`), and
+        each cluster's most typical texts.
         """
         lowest = [
             replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]
@@ -617,7 +618,7 @@ def rank(asked: RankArguments) -> Worst:
     Raises:
         TooFewVectorsError: The run has one document.
         StoreError: The store cannot be read, or has no such layer.
-        UsageError: The run has no vectors; neither a run nor ``demo`` is given, or both; a
+        UsageError: The run has no vectors; a run and ``demo`` are both given or both missing; a
             ``metric`` is given for a store; or ``worst`` is below 1.
         HarnessError: Samples or logs cannot be read.
     """

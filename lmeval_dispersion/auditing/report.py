@@ -62,7 +62,7 @@ JUDGED = {
     "paper_protocol": "the paper's protocol",
     "ranking": "ranking",
 }
-_LEFT_OUT = Missing("left out here; `--details` computes it")
+_LEFT_OUT = Missing("left out here; `--details` (details=True, short=False) computes it")
 
 
 @dataclass(frozen=True, repr=False)
@@ -335,8 +335,8 @@ def audit(asked: Auditing) -> Audit:
         StoreError: The store cannot be read, or has no such layer.
         HarnessError: The samples or logs cannot be read.
         UsageError: A column of ``slice`` does not exist or is empty; ``metrics`` is ``all`` and the
-            run has no vectors; ``metric`` is given for a store; neither a run nor ``demo`` is
-            given, or both.
+            run has no vectors; ``metric`` is given for a store; or a run and ``demo`` are both
+            given or both missing.
     """
     run = read_run(asked.run, asked.layer, asked.metric, demo=asked.demo)
     raw = run.raw_vectors if asked.metrics == "all" else None

@@ -352,7 +352,8 @@ def read_run(
         run: Folder of a store, or folder or file of lm-eval's samples or Inspect's logs; None with
             ``demo``.
         layer: Layer of the vectors; by default the one that the store names.
-        metric: ``METRIC`` or ``FILTER/METRIC`` by which samples or logs are scored.
+        metric: ``[TASK=][FILTER/]METRIC``, or several of these separated by commas, by which samples
+            or logs are scored; None for the first known metric of each task.
         demo: Read the bundled run.
         any_range: Allow scores outside [0, 1] in samples and logs.
 
@@ -360,8 +361,8 @@ def read_run(
         StoreError: The store cannot be read, has no such layer or no usable vector, or scores are
             outside [0, 1].
         HarnessError: The samples or logs cannot be read.
-        UsageError: A ``metric`` is given for a store, which has its own scores; neither a run nor
-            ``demo`` is given, or both.
+        UsageError: A ``metric`` is given for a store, which has its own scores; or a run and
+            ``demo`` are both given or both missing.
     """
     if demo:
         if run is not None:

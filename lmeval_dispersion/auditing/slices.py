@@ -260,8 +260,8 @@ class SliceRow:
 class SpectrumRow(SliceRow):
     """A slice with four measures of how many directions its vectors spread over.
 
-    They are those of :class:`~lmeval_dispersion.geometry.Spectrum`, and NaN for a slice of fewer
-    than three documents.
+    The measures are those of :class:`~lmeval_dispersion.geometry.Spectrum`. They are NaN for a slice
+    of fewer than three documents.
 
     Attributes:
         rankme: RankMe, the exponential of the entropy of the singular values.

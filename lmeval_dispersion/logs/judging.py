@@ -145,10 +145,12 @@ def _no_judge(
     names = list(metrics)
     if len(filters) > 1:
         names = [f"{name}/{metric}" for name in filters for metric in metrics]
-    choice = f"one of {', '.join(names)}"
+    step = f"name one of {', '.join(names)}"
     if len(names) == 1:
-        choice = names[0]
-    return HarnessError(f"expected a metric of {task}, got {named!r}; name {choice}")
+        step = f"name {names[0]}"
+    if not names:
+        step = "the task has none, so run a task that scores each document"
+    return HarnessError(f"expected a metric of {task}, got {named!r}; {step}")
 
 
 def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:

@@ -257,7 +257,10 @@ class Contest:
         self.standing[label] = "complete" if is_whole else "running"
 
     def delete(self, label: str) -> None:
-        """Mark a checkpoint whose files are gone as deleted, unless it was asked everything."""
+        """Mark a checkpoint as deleted, because its files no longer exist.
+
+        A checkpoint that was asked everything keeps its standing.
+        """
         if self.standing.get(label) != "complete":
             self.standing[label] = "deleted"
 
@@ -450,7 +453,7 @@ class Contest:
         return bets
 
     def new_bets(self, label: str) -> Bets:
-        """Return bets on a checkpoint's answers in its order of the questions, before any answer."""
+        """Return the bets on a checkpoint's answers, in the state before its first answer."""
         return Bets(self.questions, weights=self._weights_of(label), step=self.step)
 
     def _weights_of(self, label: str) -> Array | None:

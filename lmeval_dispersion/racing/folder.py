@@ -418,7 +418,7 @@ class RaceFolder:
         Args:
             contest: The contest, without answers; the answers in the folder are entered first.
             plan: The race's plan. If it has the phases of a budget, only these are asked.
-            quiet: Whether neither progress nor a forecast of the time is shown.
+            quiet: Whether to hide the progress and the forecast of the time.
 
         Raises:
             DispersionError: Checkpoints fail in the same way, or an answer cannot be written.

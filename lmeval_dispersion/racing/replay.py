@@ -100,8 +100,8 @@ class Replay(Report):
     """A race on finished evaluations, and how races in random orders of the questions would end.
 
     Attributes:
-        best: Label of the best checkpoint in the race with ``seed``. The fields down to
-            ``left_out`` describe that race, too.
+        best: Label of the best checkpoint in the race with ``seed``. The fields from ``top`` to
+            ``left_out`` describe the same race.
         top: Labels of the best checkpoints, the best first; at most as many as were wanted.
         tasks: Names of the tasks.
         error: Largest probability that a checkpoint better than the best by more than the margin
@@ -212,8 +212,8 @@ class Replay(Report):
             way = "The checkpoints were raced in the order of their scores on the shared questions"
         elif self.shuffled:
             way = (
-                "The results were named in alphabetical order, which is not a screen's, so each race "
-                "had a random order of the checkpoints"
+                "The results were named in alphabetical order, not in the order of a screen, so each "
+                "race had a random order of the checkpoints"
             )
         elif is_screened:
             way = "The checkpoints were raced in the screen's order"
@@ -604,7 +604,7 @@ def replay(
         listed: Models on a screen's short list; only these race, in this order. Empty for all.
         shuffled: Whether the order of the models is random as well.
         seed: Seed of the race, and of the random orders.
-        quiet: Whether no progress is shown.
+        quiet: Whether to hide the progress.
         settings: Further arguments of :func:`raced`.
 
     Raises:

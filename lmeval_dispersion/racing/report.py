@@ -287,12 +287,12 @@ class Race(Report):
             "mark": {"type": "line", "interpolate": "step-after"},
         }
         numbers = "; ".join(f"{at.questions:,}: {at.margin:.3f}" for at in self.margins[-12:])
-        named = "the best so far"
+        compared = "the best so far"
         if len(self.top) > 1:
-            named = f"the last of the best {len(self.top)} so far"
+            compared = f"the last of the best {len(self.top)} so far"
         meaning = (
             f"With a probability of at least {1 - self.error:g}, no other checkpoint is better than "
-            f"{named} by more than the margin."
+            f"{compared} by more than the margin."
         )
         return Chart(drawn, "Margin shown against questions asked", numbers, meaning)
 

@@ -49,7 +49,7 @@ def race_on_ray(
         contest: The contest, without answers.
         gpus: GPUs for each checkpoint: a whole number, or a fraction below 1. None for one GPU, or
             for the CPU alone if the cluster has no GPU.
-        hidden: Whether no progress is shown.
+        hidden: Whether to hide the progress.
 
     Raises:
         UsageError: No node has so many GPUs, a node does not see the folder, or a worker refuses

@@ -356,7 +356,7 @@ class Logged:
             number = " (0)" if zero == tied else ""
             yield (
                 f"all choices have the same log-probability{number} in {tied:,} of {documents:,} documents: "
-                "the server may not return log-probabilities of the prompt (echo)"
+                "if a server answered, check that it returns log-probabilities of the prompt (echo)"
             )
 
     def _invalid(self) -> Iterator[str]:
