@@ -235,8 +235,8 @@ class Ranking:
     def charts(self) -> dict[str, Chart]:
         """Return the chart ``deciles``: accuracy in each tenth of the documents, by signal.
 
-        It shows the contribution and the three best other signals (see `Signal`). There is no chart
-        if the contribution has no AUROC.
+        It shows the contribution and up to three other signals, the best ones (see `Signal`). There
+        is no chart if the contribution has no AUROC.
         """
         ours, *others = self.signals
         if ours.missing:
@@ -256,8 +256,8 @@ class Ranking:
             "Accuracy by decile of each signal",
             f"By contribution, accuracy goes from {100 * ours.deciles[0]:.1f} % in the lowest tenth to "
             f"{100 * ours.deciles[-1]:.1f} % in the highest. AUROC: {areas}.",
-            "For a useful signal, accuracy rises from left to right. The contribution and the "
-            "three best other signals are shown; the table has all signals.",
+            "For a useful signal, accuracy rises from left to right. The contribution and up to three "
+            "other signals, the best ones, are shown; the table has all signals.",
         )
         return {"deciles": chart}
 
@@ -431,8 +431,8 @@ class TailCluster:
         documents: Number of documents in the cluster.
         accuracy: Mean score of the cluster's labelled documents; None if there are none.
         contribution: Mean contribution (see `RankedDocument`) of the cluster's documents.
-        subjects: The three most frequent subjects, each with its number of documents, such as
-            ``anatomy 12, virology 3``; "" if no subject is recorded.
+        subjects: The most frequent subjects, at most three, each with its number of documents, such
+            as ``anatomy 12, virology 3``; "" if no subject is recorded.
     """
 
     cluster: Annotated[int, Col("Cluster", "d")]

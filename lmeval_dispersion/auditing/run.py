@@ -391,7 +391,7 @@ def read_run(
 
 
 def part_of(build: Callable[..., Any], run: AuditRun, **options: Any) -> Any:
-    """Return ``build(run, **options)``, or a `Missing` if this raises DispersionError."""
+    """Return ``build(run, **options)``, or a `Missing` with the message if this raises DispersionError."""
     try:
         return build(run, **options)
     except DispersionError as error:
@@ -443,9 +443,10 @@ def _notes(run: AuditRun) -> list[str]:
         )
     unlabelled = int((np.isnan(run.score) & run.finite).sum())
     if 0 < unlabelled < n:
-        notes.append(
-            f"Documents without a label, of which only the vectors are used: {unlabelled} of {n}."
-        )
+        use = "which count in no accuracy"
+        if run.centred is not None:
+            use = "of which only the vectors are used"
+        notes.append(f"Documents without a label, {use}: {unlabelled} of {n}.")
     between = int(((run.score > 0) & (run.score < 1)).sum())
     if between:
         notes.append(

@@ -235,7 +235,7 @@ class Logged:
     def doubts(self) -> list[str]:
         """Return clauses on answers that suggest a mistake in the run rather than a weak model.
 
-        The list is empty if no answers do.
+        The list is empty if no answers suggest this.
         """
         clauses = [*self._one_for_all(), *self._invalid()]
         answer = self.commonest()
