@@ -82,7 +82,7 @@ class Standings:
     Attributes:
         contest: The contest, which holds the answers of the saves.
         planned: Number of saves that the run will have; None if it is not known.
-        asked: The steps of the saves that have answered, in the order in which they answered.
+        asked: The steps of the saves that have answered, in the order of their latest answers.
     """
 
     def __init__(self, contest: Contest, planned: int | None = None) -> None:

@@ -209,10 +209,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         return self._at(args, state, control, given["model"])
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask and measure the model that was just saved, and log the figures.
-
-        With ``stop_after``, the answers may end the training.
-        """
+        """Ask the model that was just saved, log its figures, and end the training if it may stop."""
         return self._at(args, state, control, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

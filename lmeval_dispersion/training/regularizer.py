@@ -433,7 +433,7 @@ class DispersionRegularizer:
 
 
 class TokenDispersion:
-    """The mean cosine distance over all pairs of tokens, whose states are added batch by batch.
+    """The mean cosine distance over all pairs of tokens. Their states are added batch by batch.
 
     Only the sum and the number of unit vectors are kept, so the result does not depend on the
     batches, and the sums of several processes can be added.
