@@ -94,7 +94,7 @@ class TextColumn:
     """Which field of a file's or data set's records holds the text.
 
     Attributes:
-        column: Field with the text, if records have several fields.
+        column: Field that holds the text in a record of a JSONL or parquet file or of a data set.
     """
 
     column: Annotated[str, Option("FIELD")] = "text"

@@ -92,7 +92,7 @@ def read_json(
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
     except ValueError:
-        why = "is not JSON"
+        why = "is not JSON that can be read"
     else:
         held = content.get(key) if isinstance(content, dict) else None
         if held == schema:

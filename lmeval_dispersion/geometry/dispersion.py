@@ -224,7 +224,7 @@ class Dispersion:
 
     Args:
         width: Width d of the vectors.
-        groups: Number of groups, at least 2; only accumulators with as many groups can be merged.
+        groups: Number of groups, at least 2; merged accumulators must have equally many groups.
 
     Attributes:
         sums: Shape (groups, width), float64, the sum of the unit vectors in each group.

@@ -62,8 +62,8 @@ def unit_rows(x: ArrayLike) -> Array:
     if bad.size:
         shown = ", ".join(map(str, bad[:5])) + (", ..." if bad.size > 5 else "")
         raise NoDirectionError(
-            f"expected vectors with a direction, got {bad.size} of {len(rows)} that are zero or "
-            f"non-finite (rows {shown}); drop them and report how many",
+            f"expected vectors with a direction, got {bad.size} of {len(rows)} that "
+            f"are zero or not finite (rows {shown}); drop them and report how many",
             bad.tolist(),
         )
     return rows

@@ -60,7 +60,8 @@ class TaskTokens:
     Attributes:
         head: One line that describes the set.
         text: The YAML, which begins with that line as a comment.
-        note: A warning if the tokens leave out more than half of what is in the answers; else "".
+        note: A warning if more than half of the tokens in the answers are left out; "" otherwise, and
+            without a tokenizer.
     """
 
     head: str

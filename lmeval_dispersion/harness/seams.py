@@ -764,9 +764,9 @@ def filters_of(task: Any) -> list[str]:
 def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
     """Return which metrics of an lm-eval task score single documents, and whether more may come.
 
-    The first value maps the name of each metric to whether it is defined for a single document, and
-    higher is not declared worse. The second is true if the task may give further metrics, whose
-    names are known only once an answer is scored.
+    The first value maps the name of each metric to True if it is defined for a single document,
+    unless lower values are declared better. The second is true if the task may give further
+    metrics, whose names are known only once an answer is scored.
     """
     pooled = [registry.get_aggregation(name) for name in _POOLED]
     better = task.higher_is_better()

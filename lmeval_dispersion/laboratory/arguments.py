@@ -44,7 +44,7 @@ class StudyOptions:
             user's cache.
 
             In Python the default is a temporary folder, which is deleted at the end.
-        quiet: Print nothing on standard error.
+        quiet: Print no progress and no remarks on standard error.
     """
 
     segment: Annotated[int, Option("TOKENS")] = 512

@@ -424,10 +424,11 @@ class EncoderModel(CausalModel):
 
 
 def read_either_way(model: ModelLike) -> CausalModel:
-    """Load a left-to-right decoder as a `CausalModel`, and any other model as an `EncoderModel`.
+    """Load a left-to-right decoder as a `CausalModel`, and a bidirectional model as `EncoderModel`.
 
     Raises:
-        UsageError: The model is too large for the device, or cannot be loaded.
+        UsageError: The model is too large for the device, is an encoder-decoder, or cannot be
+            loaded.
         CaptureError: A decoder has no list of decoder blocks.
     """
     check_memory(model)

@@ -410,8 +410,8 @@ def _parameters_digest(model: Any) -> str:
 def labels(models: Sequence[ModelLike]) -> list[str]:
     """Return a short name for each model, for reports.
 
-    A name has as many last parts of the path as are needed to differ from the other paths, and the
-    revision, the adapter and the quantisation if they are given.
+    A name begins with the end of the path: as many of its last parts as are needed for all paths to
+    differ. The revision, the adapter and the quantisation follow, if they are given.
     """
     choices = [model_choice(model) for model in models]
     names = short_names([_path(choice.name) for choice in choices])

@@ -95,9 +95,8 @@ class SublayersResult(StudyResult):
             deviation ``sd`` of the dispersion over the draws.
         recommendation: One row: the ``layer`` with the highest mean in the largest draws, the
             ``second`` highest, and ``margin``, their mean difference divided by the standard
-            deviation of this difference over draws.
-            ``told_apart`` is true if the margin is at least ``MARGIN`` (2); only then is the layer
-            recommended.
+            deviation of this difference over draws. ``told_apart`` is true if the margin is at
+            least ``MARGIN`` (2); only then is the layer recommended.
         draws: One row for each candidate, size and draw: the dispersion of the drawn segments.
         knn: One row for each layer as the key of a kNN-LM: the perplexity, and the ``change`` that
             the neighbours make, in per cent; None without ``knn``.

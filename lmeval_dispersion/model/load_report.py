@@ -202,7 +202,7 @@ def _watched_adapter(kind: Any, tell: Tell) -> Any:
 
 
 def report_sentence(model: Any, report: Mapping[str, Collection[Any]]) -> str:
-    """Return a sentence on the tensors that a model's files lack, or else "".
+    """Return a sentence on the tensors that a model's files lack; "" if none is missing.
 
     If tensors do not have the shape that the model needs, the sentence is on these.
 

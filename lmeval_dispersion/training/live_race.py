@@ -92,7 +92,7 @@ class Standings:
         self._worse: dict[int, bool] = {}
 
     def take(self, step: int, scores: Scores) -> None:
-        """Add the answers that a save gave to the first questions of the contest's common order.
+        """Add a save's answers to the first questions of the contest's common order.
 
         If the save has answered before, the new answers replace the earlier ones.
 

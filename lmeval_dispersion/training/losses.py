@@ -257,8 +257,8 @@ def l2_repel(
     """Return the log of the mean of exp(-|z_i - z_j|^2 / tau) over pairs, plus a norm term.
 
     The norm term is ``norm_weight`` times the mean square of the numbers in ``z``. The first term
-    is at most 0, and 0 if all vectors coincide. If distances are large against sqrt(tau), the
-    closest pair determines the first term. Source: l2-repel in the paper LD (see the module).
+    is at most 0, and 0 if all vectors coincide. If distances are large compared with sqrt(tau),
+    the closest pair determines the first term. Source: l2-repel in the paper LD (see the module).
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.

@@ -34,9 +34,9 @@ _DEVICES = ("cuda", "xpu", "npu")  # torch's modules that keep a generator for e
 
 @contextmanager
 def without_trace(model: nn.Module | None = None) -> Iterator[None]:
-    """Put a model into evaluation mode inside the block, without gradients; restore it afterwards.
+    """Put a model into evaluation mode inside the block, without gradients; then restore it.
 
-    Random generators, progress bars, and the model's modes, configurations and FSDP shards are
+    Random generators, progress bars, and the model's modes, configurations and shards (of FSDP) are
     restored, also after an error.
 
     Args:

@@ -63,10 +63,10 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         run: The folder of the saves. Needed in a loop of your own; a trainer has one.
         tokenizer: The model's tokenizer; None for the trainer's.
         options: For the geometry: ``domains``, ``reference``, ``texts`` and ``layers``, as in
-            :class:`~lmeval_dispersion.training.measuring.Measuring`. For the race: ``error``, and
-            the options of :func:`~lmeval_dispersion.race` on questions and lm-eval, such as
-            ``metric``, ``batch_size``, ``num_fewshot``, ``include_path`` or
-            ``apply_chat_template``.
+            :class:`~lmeval_dispersion.training.measuring.Measuring`. For the race: ``error``, the
+            highest probability with which a statement about the saves may be wrong, and the options
+            of :func:`~lmeval_dispersion.race` on questions and lm-eval, such as ``metric``,
+            ``batch_size``, ``num_fewshot``, ``include_path`` or ``apply_chat_template``.
 
     Attributes:
         should_stop: Whether ``stop_after`` saves in a row have been shown to be worse than the
@@ -203,16 +203,13 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             self._at(args, state, control, given["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Do as :meth:`on_save` does at multiples of ``every``, unless a save is written there."""
+        """Do the same as :meth:`on_save` every ``every`` steps, unless a save is due there."""
         if self.every is None or state.global_step % self.every or control.should_save:
             return control
         return self._at(args, state, control, given["model"])
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask and measure the model that was just saved, and log the figures.
-
-        With ``stop_after``, the answers may end the training.
-        """
+        """Ask the model that was just saved, log its figures, and end the training if it may stop."""
         return self._at(args, state, control, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

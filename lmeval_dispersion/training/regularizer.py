@@ -228,10 +228,13 @@ class DispersionRegularizer:
     ) -> None:
         """Describe the batch of the next training pass, where the model's arguments do not.
 
+        If neither ``mask`` nor ``segments`` is given, both are read from the model's arguments; see
+        :func:`layout`.
+
         Args:
-            mask: Shape (b, t), true on real tokens; None to use ``attention_mask``.
-            segments: Shape (b, t), the document of each token in packed rows; None to use
-                ``seq_idx``, ``cu_seq_lens_q`` or ``position_ids``.
+            mask: Shape (b, t), true on real tokens. With ``segments`` alone, all tokens are real.
+            segments: Shape (b, t), the document of each token in packed rows. With ``mask`` alone,
+                each row is one document.
             domains: Shape (b,), the domain of each sequence, for the loss
                 ``cross_domain_push_away``.
         """
@@ -430,7 +433,7 @@ class DispersionRegularizer:
 
 
 class TokenDispersion:
-    """The mean cosine distance over all pairs of tokens, whose states are added batch by batch.
+    """The mean cosine distance over all pairs of tokens. Their states are added batch by batch.
 
     Only the sum and the number of unit vectors are kept, so the result does not depend on the
     batches, and the sums of several processes can be added.
@@ -509,7 +512,8 @@ def _fitting(name: str, given: Tensor, b: int, t: int) -> Tensor:
     if given.shape != (b, t):
         raise GeometryError(
             f"expected {name} of shape (b, t) = ({b}, {t}), got {tuple(given.shape)}; "
-            "say which document each token belongs to with describe(segments=...)"
+            "say which tokens are real, and to which document each belongs, with "
+            "describe(mask=..., segments=...)"
         )
     return given
 
