@@ -154,7 +154,7 @@ LOCAL = {
     "x/weights.bin": "that file does not exist",
     "./m.gguf": "that file does not exist",
     "myrnus": "did you mean myruns?",
-    "demo": "the bundled family: run `screen-checkpoints --demo`",
+    "demo": "the bundled demo: run `screen-checkpoints --demo`",
     "qwen2.5": "a family: run `screen-checkpoints --family qwen2.5`",
     "llama": "(llama2, llama3): run `screen-checkpoints --family llama2`",
     "Qwen2.5": "a family: run `screen-checkpoints --family qwen2.5`",
