@@ -43,10 +43,7 @@ class LmEval:
 
     @property
     def of_model(self) -> dict[str, int | str]:
-        """The arguments ``batch_size`` and ``device`` that are set, by name.
-
-        lm-eval takes both separately from ``model_args``.
-        """
+        """Batch size and device by name, as far as given; they are not part of ``model_args``."""
         given = {"batch_size": self.batch_size, "device": self.device}
         return {name: value for name, value in given.items() if value is not None}
 

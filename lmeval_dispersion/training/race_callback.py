@@ -209,7 +209,10 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         return self._at(args, state, control, given["model"])
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask the model that was just saved, log its figures, and end the training if it may stop."""
+        """Ask the model that was just saved, and log its figures.
+
+        The training then ends if :attr:`should_stop` is true.
+        """
         return self._at(args, state, control, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -107,7 +107,7 @@ def refused_models(model_folder, place):
         ),
         "t5": (
             [*hf, f"pretrained={t5}"],
-            "needs a decoder-only model, got an encoder-decoder; run the stock",
+            "needs a decoder-only model, got an encoder-decoder; choose another model, or run",
         ),
         "dummy": (
             ["--model", "dummy"],
