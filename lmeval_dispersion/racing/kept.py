@@ -44,6 +44,7 @@ class _RaceFile(_NeededKeys, total=False):
     """The layout of ``race.json``; `RaceFolder.settings` are compared with the command's."""
 
     which: Mapping[str, Any]
+    identity: Mapping[Label, Any]  # of each task's questions and prompts
     times: Annotated[int, 0]
     error: Annotated[float, 0, 1]
     margin: Annotated[float, 0, 1]

@@ -169,6 +169,7 @@ def test_margins_are_kept_as_the_race_began(
         ("turns", {"a": "b"}),
         ("drawn", [["../x", 1]]),
         ("drawn", [["sums", -1]]),
+        ("identity", [["sums"]]),
         ("order", "mine"),
         ("times", "2"),
         ("error", 7),
