@@ -1038,7 +1038,10 @@ def folded_tables(metrics: Sequence[str]) -> Iterator[None]:
             rows = "1 row is not shown: it is"
             if left_out > 1:
                 rows = f"{left_out} rows are not shown: they are"
-            text += f"{rows} NaN, since dispersion needs at least two documents.\n"
+            text += (
+                f"{rows} NaN, since a dispersion needs at least two documents (that of right or "
+                "wrong answers: two of these).\n"
+            )
         return text
 
     try:

@@ -102,14 +102,14 @@ class Law(WithControls, OfSegments, AtLayers, StudyOptions):
     """Correlate perplexity and dispersion, layer by layer.
 
     Attributes:
-        models: Folder or Hub id, with @REVISION for another revision than main; sublayers takes one
-            model.
+        models: Folder or Hub id, with @REVISION for a revision other than main (one model only for
+            sublayers).
 
             In Python, one model or several, which may also be loaded already.
         data: Text: a .txt, .jsonl, .jsonl.gz or .parquet file, or a Hub data set as
-            ID[:CONFIGURATION][@SPLIT]; law takes several.
-        bins: Maximum number of bins of segments over which to correlate, chosen to cover the range
-            of perplexity evenly.
+            ID[:CONFIGURATION][@SPLIT] (one text only for sublayers).
+        bins: Maximum number of bins; segments are binned so that the bins cover the range of
+            perplexity evenly, and the correlation is taken over the bins.
         bin_size: Number of segments in a bin.
         contexts: Also measure the perplexity of the single token after each of these numbers of
             tokens.

@@ -480,8 +480,9 @@ def _loaded_patterns(folder: Path, gguf: str | None) -> tuple[str, ...]:
 def adapter_identity(name: str | Path, commit: str | None = None) -> str | None:
     """Return a text that identifies the files of a PEFT adapter by content; None if unknown.
 
-    The text is a digest of the files for a folder, and ``NAME@COMMIT`` for an adapter of the Hub,
-    whose commit is looked up in the Hub's cache if ``commit`` is None.
+    For a folder, the text is a digest of its files. For an adapter on the Hub it is
+    ``NAME@COMMIT``; if ``commit`` is None or not a full hash, the full one is looked up in the
+    Hub's cache.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():

@@ -619,9 +619,9 @@ class Contest:
 
     @property
     def best(self) -> str | None:
-        """Label of the best checkpoint of those that were asked everything; None if none was.
+        """Label of the best checkpoint of those that were asked everything, without ``reference``.
 
-        Of checkpoints with equal scores, it is the one that was asked first.
+        None if there is none. Of checkpoints with equal scores, it is the one that was asked first.
         """
         return next(iter(self.ranked), None)
 

@@ -118,15 +118,15 @@ class RaceFolder:
         allowance: The limits of this command, and what it has asked so far.
         more: Called to add probabilities to the answers to shared questions; None for
             :func:`shared.complete`.
-        named: Name and GGUF file of each checkpoint that the command names -> lm-eval's arguments
+        named: (name, GGUF file) of each checkpoint that the command names -> lm-eval's arguments
             for it. None if every checkpoint of the list may be loaded.
         patterns: Words of the command that could not be resolved to checkpoints.
-        left_out: Label -> name, for a command, of each checkpoint that is not loaded because this
-            command does not name it (see :meth:`may_load`).
+        left_out: Label -> name on the command line, for each checkpoint that is not loaded because
+            the command does not name it (see :meth:`may_load`).
         margins: The margins shown so far (see :class:`~lmeval_dispersion.racing.report.MarginAt`),
             one for each time that the margin became smaller.
-        budget: Maximum number of shared questions by this command, summed over the checkpoints; None
-            without a budget.
+        budget: Maximum number of shared questions that this command may ask of all checkpoints
+            together; None without a budget.
     """
 
     asking: Asking

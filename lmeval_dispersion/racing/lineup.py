@@ -333,10 +333,14 @@ def lineup(
 ) -> Lineup:
     """Return the list of a race: the checkpoints that race, then those that do not.
 
-    If the command names the folder of a short list, the list is that of its manifest. With
-    ``which.all`` all named checkpoints race. Otherwise they are screened, and the short list races.
-    Checkpoints with equal rows, which the screen cannot rank, race as well; with ``which.by``
-    ``block`` all do.
+    If the command names the folder of a short list or of a race, the list is that of its manifest.
+    Otherwise, if ``which.all`` is set and no screening was given, it has all named checkpoints, and
+    all race. Otherwise it is that of a screening: the one given, or one made here. If that finds
+    nothing but adapters whose base cannot be read, all of them race.
+
+    Of the list of a manifest or a screening, the short list races, and so do checkpoints with equal
+    rows, which the screen cannot rank, unless ``which.by`` is set. If ``which.all`` is set, or
+    ``which.by`` is ``block``, the whole list races.
 
     Args:
         named: The named checkpoints.
@@ -436,7 +440,8 @@ def _set_aside(screened: Result) -> list[str]:
     for group in screened.groups:
         for c in group.set_aside:
             notes.append(
-                f"Not raced, because the screen gives it no rank: {c.label} (no ratio: {c.no_ratio})."
+                f"{c.label} is not raced, because the screen gives it no rank (no ratio: "
+                f"{c.no_ratio}); to race it too, race all checkpoints without a screen (`--all`)."
             )
     return notes
 

@@ -241,7 +241,8 @@ class Race(Report):
     def tables(self) -> dict[str, Table]:
         """Return the table ``race`` of the checkpoints, and ``units`` of their scores by task.
 
-        A terminal shows the rows of the checkpoints that were asked or failed, and at least twelve.
+        A terminal and Markdown leave out the rows with the status ``not loaded``, but show at least
+        twelve rows.
         """
         table = Table.of(
             self.checkpoints,
@@ -458,7 +459,7 @@ class Race(Report):
         goes_on = ""
         if is_undecided:
             without = "" if self.budget is None else " without a budget"
-            goes_on = f"; {self._command()}{without} goes on"
+            goes_on = f"; to continue the race, run {self._command()}{without}"
         return f"No best checkpoint yet: none was asked all {questions} of {self.task}{goes_on}."
 
     def _amount(self, row: Raced) -> str:

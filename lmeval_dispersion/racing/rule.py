@@ -66,17 +66,18 @@ _PRETENDED = 5  # pseudo-answers
 class Bets:
     """Test by betting: large winnings show that a checkpoint's mean score is below a level.
 
-    The bets are against the claim that the mean of all N scores is at least the level, for every
-    level at once. If the claim is true, they win nothing on average.
+    The bets test, for every level at the same time, the claim that the mean of all N scores is at
+    least the level. If the claim is true, they do not win on average.
 
     Args:
         of: Number of questions in all, N.
         columns: Predictors of the scores, such as other checkpoints' scores, with a row for each
-            question in the order asked. The first column is another checkpoint's score. None to
-            predict nothing. May be set later, up to the first question that is not shared. Shape
-            (N, c).
-        shared: The first ``shared`` questions are also asked of other checkpoints; the columns are
-            not used for them.
+            question in the order asked. The first column must be a checkpoint's score, or 1 minus
+            it; its mean is the first guess of the mean score. None to predict nothing. May be set
+            later, but before the first question that is not shared is taken. Shape (N, c).
+        shared: How many questions, from the first, are also asked of other checkpoints. Their
+            scores are not predicted; the columns' rows for them only serve to fit the predictions
+            of later questions.
         weights: Weight of each question in the order asked, with a mean of 1; None if all are
             equal. Shape (N,).
         step: Number of questions between two updates of the predictions.
@@ -84,7 +85,7 @@ class Bets:
     Attributes:
         of: Number of questions in all, N.
         columns: The predictors, as for the argument; None without any.
-        shared: Number of first questions that are also asked of other checkpoints.
+        shared: How many questions, from the first, are also asked of other checkpoints.
         taken: Number of questions that were bet on.
         begin: Bets on the first ``begin`` questions do not count.
     """

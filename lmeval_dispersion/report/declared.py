@@ -132,7 +132,10 @@ class Report:
         return self.rows()
 
     def tables(self) -> Mapping[str, Table]:
-        """Return the tables by name; CSV and the data frame hold the rows of the first one."""
+        """Return the tables by name.
+
+        CSV and the data frame hold the rows of the first one, unless :meth:`rows` is overridden.
+        """
         return {}
 
     def charts(self) -> Mapping[str, Chart]:

@@ -155,10 +155,10 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
 
 
 def model_notes(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[str]:
-    """Return a list with a note if two runs' models differ, or only one run has an ``identity``.
+    """Return a note if two runs' models differ, or if only one run's manifest records its weights.
 
-    The note is a sentence without its full stop. The list is empty if there is nothing to note, or
-    if the manifests do not describe the models.
+    The result is a list with one sentence, without its full stop. It is empty if there is nothing
+    to note, or if neither manifest describes the model (``identity``).
     """
     a = first[0][1].get("identity")
     b = other[0][1].get("identity")

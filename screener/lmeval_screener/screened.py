@@ -208,11 +208,11 @@ class Screened(Reading):
     """One screened checkpoint: a reading with its rank in a group.
 
     Attributes:
-        family: Family; ``tokenizer:`` and a short hash for checkpoints given by name.
+        family: Family; ``tokenizer:`` and a short hash for checkpoints of no family.
         scale: Size class, such as ``7B``.
         rank: Rank in its group (family and scale), 1 for the best by ``ranked_by``. Checkpoints
-            with equal rows share a rank. The base, and checkpoints with its rows, do not count in
-            the ranking and get the rank of the first checkpoint that is not above them; checkpoints
+            with equal rows share a rank. The base, and checkpoints with its rows, are not counted;
+            their rank is 1 plus the number of ranks whose figure is higher than theirs. Checkpoints
             that are set aside (``is_set_aside``) get one more than the last rank.
         ranked_by: The figure that ranks the group: ``ratio``, or ``gap`` for G.
         metric: Distance that reports use for G: the requested one, else that of the family's file,
@@ -620,10 +620,10 @@ class Group:
 def title_of(
     family: str, scale: str, targets: Sequence[Target], tokenizer: str = "one tokenizer"
 ) -> str:
-    """Return a group's name for readers.
+    """Return a group's name, as reports show it.
 
-    The name is the family and the scale. For checkpoints of no family it is what their names share,
-    the scale and ``tokenizer``.
+    The name is the family and the scale, joined by ``·``. Checkpoints of no family have three parts
+    instead: what their names have in common, if anything, then the scale, then ``tokenizer``.
     """
     if not family.startswith(TOKENIZER):
         return f"{family} · {scale}"

@@ -144,15 +144,15 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
          "budget"),
         ("no other checkpoint in the race is better than the last of the best 2 by more than 0.", "two"),
         ("no other checkpoint that went on is better by more than 0.01 (error ≤ 5 %).", "deleted"),
-        ("No best checkpoint yet: none was asked all 200 questions of gsm8k; the race's own command "
-         "without a budget goes on.", "unnamed"),
+        ("No best checkpoint yet: none was asked all 200 questions of gsm8k; to continue the race, "
+         "run the race's own command without a budget.", "unnamed"),
         ("Undecided: 4 of 5. The same command without a budget goes on until the best is proven.", "budget two"),
         ("; how much better another checkpoint may be is not known yet. Undecided: b.", "vague"),
         ("Best by agreement: a (agreement 0.812 with the mean answer of all checkpoints to 50 questions of "
          "gsm8k); without labels there is neither a margin nor an error.", "agreed"),
         ("## By task", "several"),
         ("1 of 9 checkpoints raced, 200 of 1,800 questions asked (11 %).", "early"),
-        ("No best checkpoint yet: none was asked all 200 questions of gsm8k; the race's own", "never unnamed"),
+        ("No best checkpoint yet: none was asked all 200 questions of gsm8k; to continue", "never unnamed"),
         ("3 of 3 checkpoints raced, 325 of 600 questions asked (54 %).",
          "won stopped noted partial drawn group slow slower several"),
         ("3 of 4 checkpoints raced, 325 of 800 questions asked (41 %).", "failed"),
@@ -282,7 +282,7 @@ def test_twelve_checkpoints_fit_into_one_look_and_long_lists_are_cut() -> None:
 def test_a_judged_folder_names_the_race_as_what_goes_on(wall: float | None, command: str) -> None:
     """`--replay FOLDER` asks nothing, so that the same command would never go on."""
     assert f"The {command} goes on." in said(race(STOPPED, wall=wall))
-    assert f"; the {command} goes on." in said(race(NEVER, wall=wall))
+    assert f"; to continue the race, run the {command}." in said(race(NEVER, wall=wall))
 
 
 def test_the_best_ones_score_on_a_losers_own_questions_stands_beside_the_losers() -> None:

@@ -464,9 +464,9 @@ def confidence_threshold(confidence: Array, accuracy: float) -> float:
 
 
 def documents_digest(run: AuditRun) -> str:
-    """Return the SHA-256, as hex, over the document files of the run's store.
+    """Return a SHA-256, as hex, of the document files of the run's store.
 
-    Runs with the same documents, answers and scores have the same digest.
+    Two runs have the same digest only if these files are the same byte for byte.
     """
     digests = sorted(str(manifest["sha256"][DOCUMENTS]) for _, manifest in run.store.parts)
     return hashed("".join(digests))

@@ -227,8 +227,9 @@ def _unlabelled_rows(calibrator: Calibrator, run: AuditRun, where: str | None) -
     left = np.setdiff1d(rows, fitted)
     if not len(left):
         raise UsageError(
-            f"the calibrator was fitted to the labels of all documents to estimate ({len(rows)}); "
-            "name another run, or calibrate again on a part of this run (`--where`)"
+            "the calibrator was fitted to the labels of all documents whose accuracy is to be "
+            f"estimated ({count(len(rows), 'document')}); name another run, or calibrate again on a "
+            "part of this run (`--where`)"
         )
     return left, len(fitted)
 

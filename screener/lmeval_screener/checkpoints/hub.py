@@ -456,8 +456,9 @@ class HubSnapshot(RemoteSnapshot):
     def content_key(self, path: str) -> str:
         """Return the key under which a file is cached; see `Snapshot.content_key`.
 
-        Keys for files of another endpoint than the Hub contain the endpoint, because byte ranges
-        cannot be checked against the digests that the endpoint states.
+        Keys for files of an endpoint other than the Hub begin with that endpoint. It may state a
+        wrong digest, which byte ranges cannot reveal, and its content must not be taken for the
+        Hub's.
         """
         key = super().content_key(path)
         if self._hub.mark != _THE_HUB:

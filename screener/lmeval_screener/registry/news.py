@@ -298,10 +298,15 @@ def _last_answer(connection: sqlite3.Connection, tokens: str, column: str, befor
 
 
 def last_announced(connection: sqlite3.Connection, tokens: str) -> tuple[str, str]:
-    """Return the start and end (UTC) of the period of the last announcement with changes.
+    """Return the start and end (UTC) of the period that the last news with changes covers.
 
-    Later announcements of *no changes* are passed over. If nothing has been announced yet, the last
-    run takes the place of the announcement. Both are empty if no run has finished.
+    Later news of *no changes* is passed over. If nothing has been announced yet, runs take the
+    place of announcements: the period is that of the last run that found changes. Both texts are
+    empty if no run has finished.
+
+    Args:
+        connection: The registry.
+        tokens: Key of the pair of token sets.
     """
     announced, ended = connection.execute(
         "SELECT max(nullif(announced, '')), max(ended) FROM runs WHERE tokens = ?", [tokens]

@@ -373,6 +373,11 @@ def _ask(members: Sequence[Screened] | Sequence[Failed]) -> str:
         is_sibling = c.target.local and not (isinstance(c, Screened) and c.is_base)
         folders.add(str(Path(c.repo).parent) if is_sibling else "")
         names.append(c.name if isinstance(c, Screened) else c.target.name)
+    if len(names) == 1 and members[0].base:
+        places = f"{names[0]} {members[0].base}"
+        return (
+            f"Compare its answers with those of its base: `dispersion race {places} --tasks TASK`."
+        )
     places = " ".join(names[:_NAMED])
     if len(names) > _NAMED:
         places = f"{places} …"

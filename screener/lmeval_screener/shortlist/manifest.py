@@ -33,9 +33,11 @@ DOWNLOADED = "adapters"  # folder with the list's Hub adapters, each under its n
 _REPAIR = "write the list again"
 _RUN = """\
 #!/usr/bin/env bash
-# Races the short list of manifest.json on lm-eval's tasks; `dispersion verify race` judges the screen by it.
+# Races the short list in manifest.json on lm-eval's tasks.
+# To judge the screen by the result: dispersion verify race (the folder that this script writes)
 # Arguments go to `dispersion race`: bash run.sh --device cuda:0 --limit 400
-# A Slurm array that evaluates the whole list in full, started here (after `dispersion enable`@AND@):
+# To evaluate the whole list in full with a Slurm array instead, run this in this folder,
+# after `dispersion enable`@AND@:
 #   sbatch --array=1-@COUNT@ --gres=gpu:1 \\
 #     --wrap 'lm_eval run --config "$(ls models/*.yaml | sed -n "${SLURM_ARRAY_TASK_ID}p")"'
 set -eu

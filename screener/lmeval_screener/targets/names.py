@@ -57,7 +57,8 @@ class Base(NamedTuple):
 
     Attributes:
         place: Repository or folder of the base model.
-        revision: Commit of the base model; None for a folder.
+        revision: Commit of the base model, or the revision that the adapter names if the base could
+            not be opened. None for a folder, or if no revision is known.
         tokenizer: Whether the adapter uses the base's tokenizer rather than one of its own.
     """
 
@@ -401,9 +402,8 @@ def _missing(text: str) -> ScreeningError:
         here = [joined(folder, entry) for entry in entries]
         near = difflib.get_close_matches(joined(folder, name), here, n=1)
     if near:
-        why += f"; did you mean {near[0]}?"
-    else:
-        why += ": check the path"
+        why += f" (did you mean {near[0]}?)"
+    why += ": check the path"
     if REPOSITORY.fullmatch(text) and "/" in text:
         why += f", or name the Hub's repository hf://{text}"
     return ScreeningError(

@@ -286,6 +286,9 @@ def test_adapters_that_leave_the_head_alone_need_no_base(
     assert "(org/missing) if their tensor names fit that base" in first
     assert "org/missing" in cause
     assert step.startswith(f"Compare their answers: `dispersion race {tmp_path / 'run'} ")
+    step = screen([str(folders[0])]).answer()[-1]
+    assert "its base" in step
+    assert f"`dispersion race {folders[0]} org/missing --tasks TASK`" in step
     words = [*map(str, folders)]
     assert main(words) == 0
     assert "Nothing to rank: " in capsys.readouterr().out

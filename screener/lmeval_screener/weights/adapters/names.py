@@ -93,7 +93,8 @@ class BaseModules:
     def fits(self, name: str) -> bool:
         """Whether an adapter's tensor of this name changes a module that the base has.
 
-        Also true for a tensor of the whole adapter, such as a prompt.
+        Also true for a tensor of the whole adapter, such as a prompt, and where the stored names
+        cannot tell (see :meth:`has`). False for a name without PEFT's prefix, unless ``forgiving``.
         """
         module = module_of(name)
         if not module:

@@ -94,7 +94,7 @@ async def read_header(file: WeightFile) -> Header:
     except _UnsafeError as error:
         raise ScreeningError(
             "UnsafePickle",
-            f"refused because the pickle of {what} {error}, which no state dictionary needs; "
+            f"refused because the pickle of {what} {error}; no state dictionary needs that, and "
             "nothing in the pickle was executed: ask for the weights in safetensors",
         ) from error
     except ScreeningError:
@@ -235,7 +235,7 @@ class _Unpickler(pickle._Unpickler):  # Python's own, written in Python: its ste
             case ("storage", _Dtype() as dtype, key, _, elements):
                 pass
             case _:
-                raise _UnsafeError("refers to something that is not a storage")
+                raise _UnsafeError("refers to an object other than a storage")
         if not isinstance(key, str) or len(key) > NAME or not key.replace("_", "").isalnum():
             raise ValueError("a storage has a name that torch does not use")
         if type(elements) is not int or not 0 <= elements < NUMBER:
