@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from lmeval_dispersion.report.declared import count
+from lmeval_dispersion.errors import count
 from lmeval_screener.budgets import DIMENSIONS, HEADER, NAME, in_steps, parsed
 from lmeval_screener.weights.tensors import DTYPE_BITS, DamagedError, Header, Tensor, WeightFile
 
