@@ -107,8 +107,8 @@ def check_values(asked: Any) -> None:
     """Check the fields of an options object that allow only certain values.
 
     Raises:
-        UsageError: A value is not one of the choices of its field (a ``Literal``), or is below the
-            number ``least`` of the field's `Option`; the error names the field.
+        UsageError: A value is not one of the choices of its field (a ``Literal``), or not a number of
+            at least ``least`` (see `Option`); the error names the field.
     """
     hints = _hints(type(asked))
     for field in dataclasses.fields(asked):
@@ -116,8 +116,14 @@ def check_values(asked: Any) -> None:
         if value is field.default:
             continue
         least = _option(hints[field.name]).least
-        if least is not None and not value >= least:  # NaN, too
-            raise UsageError(f"expected at least {least}, got {value}", argument=field.name)
+        if least is not None:
+            try:
+                is_enough = bool(value >= least)  # not of NaN
+            except TypeError:
+                error = UsageError(f"expected a number, got {value!r}", argument=field.name)
+                raise error from None
+            if not is_enough:
+                raise UsageError(f"expected at least {least}, got {value}", argument=field.name)
         choices = _choices(hints[field.name])
         if not choices:
             continue

@@ -22,6 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+#: What a race of models imports.
+OF_A_RACE = (
+    "datasets",
+    "lm_eval.evaluator",
+    "lm_eval.models.huggingface",
+    "lm_eval.tasks.manager",
+    "transformers.models.llama",
+    "lmeval_dispersion.racing.commands",
+    "lmeval_dispersion.racing.evaluation",
+)
 #: What Python tells of a change of files (``open`` only of a file that is written).
 CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from datasets_layout import write_all
-from forks import Forks
+from forks import OF_A_RACE, Forks
 from harness_world import (
     World,
     environment,
@@ -45,16 +45,6 @@ class CodeEval(evaluate.Metric):
 """
 DIGITS: dict[str, Any] = {"schema": 1, "name": "digits", "role": "answers", "tasks": ["sums"]}
 DIGITS["answers"] = {f" {digit}": 1 for digit in range(10)}
-
-RACES_IMPORT = (
-    "datasets",
-    "lm_eval.evaluator",
-    "lm_eval.models.huggingface",
-    "lm_eval.tasks.manager",
-    "transformers.models.llama",
-    "lmeval_dispersion.racing.commands",
-    "lmeval_dispersion.racing.evaluation",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +91,7 @@ def forks(datasets_root):
     """Forks of one process that has imported what a race needs, to be killed."""
     cache = datasets_root.parent / "datasets-cache"
     variables = environment(HF_DATASETS_CACHE=str(cache))
-    with Forks(*RACES_IMPORT, cwd=datasets_root, env=variables) as made:
+    with Forks(*OF_A_RACE, cwd=datasets_root, env=variables) as made:
         yield made
 
 

@@ -242,6 +242,9 @@ def test_a_number_below_the_least_one_is_refused_in_python_and_by_the_command() 
             wrong()
     with pytest.raises(UsageError, match="minutes: expected at least 1, got nan"):
         cook("soup", minutes=float("nan"))
+    for wrong_type in ("3", None):
+        with pytest.raises(UsageError, match=f"minutes: expected a number, got {wrong_type!r}"):
+            cook("soup", minutes=wrong_type)
 
 
 def test_what_a_caller_adds_stands_in_place_of_the_fields(

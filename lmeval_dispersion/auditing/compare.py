@@ -40,12 +40,11 @@ from lmeval_dispersion.auditing.run import (
     repeats_caution,
 )
 from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import UsageError, count
 from lmeval_dispersion.geometry.dispersion import left_out
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.cells import short_names, shown
-from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.report.vega import Spec, dots
 from lmeval_dispersion.statistics import (

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
-from lmeval_dispersion.errors import HarnessError, MixedStoresError, UsageError
+from lmeval_dispersion.errors import HarnessError, MixedStoresError, UsageError, count
 from lmeval_dispersion.report import Col
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.statistics import (
     UNDEFINED,
     Array,

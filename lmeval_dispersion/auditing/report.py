@@ -50,9 +50,8 @@ from lmeval_dispersion.auditing.slices import (
     slicings,
     weakest,
 )
-from lmeval_dispersion.errors import shortened
+from lmeval_dispersion.errors import count, shortened
 from lmeval_dispersion.report import Chart, Table
-from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
 
 #: Parts that right and wrong answers judge, by their names in sentences.

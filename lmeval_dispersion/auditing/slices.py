@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.auditing.figures import ENDS, SHOWN, without_nan
 from lmeval_dispersion.auditing.run import Array, AuditRun, Missing, Rows
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import UsageError, count
 from lmeval_dispersion.geometry import Spectrum, spectrum
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import columns_of, fields_of
 from lmeval_dispersion.report.vega import Spec, mark, numeric, span
 from lmeval_dispersion.statistics import (

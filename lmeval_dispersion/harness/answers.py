@@ -37,14 +37,13 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from lmeval_dispersion.arguments import takes
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import UsageError, count
 from lmeval_dispersion.files import write_whole
 from lmeval_dispersion.harness.arguments import AnswerTokens
 from lmeval_dispersion.harness.failures import sentences
 from lmeval_dispersion.harness.seams import build_requests, loaded_tasks
 from lmeval_dispersion.model.loading import chosen_model, loaded_model
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.store.identity import SUFFIX
 
 MOST_PROMPTS = 100  # most prompts on which a base is run

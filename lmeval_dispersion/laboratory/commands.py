@@ -122,9 +122,9 @@ def _run(args: argparse.Namespace) -> int:
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import lmeval_dispersion
+    from lmeval_dispersion.errors import count
     from lmeval_dispersion.model.loading import chosen_model
     from lmeval_dispersion.model.texts import Texts
-    from lmeval_dispersion.report.declared import count
 
     for name in ("held_out", "datastore", "tune", "test"):
         if isinstance(given.get(name), str):

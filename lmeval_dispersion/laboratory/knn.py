@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmeval_dispersion import statistics
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import UsageError, count
 from lmeval_dispersion.laboratory.arguments import PARTS
 from lmeval_dispersion.laboratory.models import CausalModel
 from lmeval_dispersion.laboratory.report import jackknife_bounds, with_ends
 from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks
 from lmeval_dispersion.laboratory.study import Study, TableRow
-from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import Array
 
 WEIGHTS = np.arange(20) / 20  # of the neighbours; 0 is the model alone

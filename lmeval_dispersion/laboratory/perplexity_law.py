@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lmeval_dispersion import statistics
 from lmeval_dispersion.arguments import takes
-from lmeval_dispersion.errors import GeometryError, UsageError
+from lmeval_dispersion.errors import GeometryError, UsageError, count
 from lmeval_dispersion.geometry import (
     Dispersion,
     Spectrum,
@@ -53,7 +53,7 @@ from lmeval_dispersion.laboratory.study import (
     studied,
 )
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.statistics import Array
 
 SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of the token after 16

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import UsageError, count
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.report.declared import count
 
 Unit = dict[str, NDArray[Any]]  # the arrays of one unit of work
 

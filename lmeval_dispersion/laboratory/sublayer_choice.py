@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lmeval_dispersion.arguments import takes
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import UsageError, count
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.laboratory import charts
 from lmeval_dispersion.laboratory.arguments import NEIGHBOURS, PARTS, Sublayers
@@ -32,7 +32,7 @@ from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, t
 from lmeval_dispersion.laboratory.study import Study, TableRow, studied
 from lmeval_dispersion.model.texts import DataLike
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import listed
 
 REPEATS = 10
 MARGIN = 2.0  # least lead, in its standard deviations over draws

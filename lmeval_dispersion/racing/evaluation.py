@@ -32,6 +32,7 @@ from safetensors import SafetensorError
 
 from lmeval_dispersion.asking import Asking, LmEval
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
+from lmeval_dispersion.errors import count as counted
 from lmeval_dispersion.files import hashed, remove_parts, write_whole
 from lmeval_dispersion.harness import seams
 from lmeval_dispersion.harness.adapters import answers_as_base
@@ -52,7 +53,6 @@ from lmeval_dispersion.model.loading import weights_stamp
 from lmeval_dispersion.racing.contest import NOTHING, Scores
 from lmeval_dispersion.racing.kept import WRONG_CONTENT, RaceResults, not_as_left, race_results
 from lmeval_dispersion.racing.rule import SHARED, STEP
-from lmeval_dispersion.report.declared import count as counted
 from lmeval_dispersion.store.documents import Sample, by_filter
 from lmeval_dispersion.store.groups import mean_score, question_weights, units_of
 from lmeval_dispersion.store.identity import SUFFIX, prompt_manifest, source_text

@@ -25,6 +25,7 @@ from lmeval_screener.tokens.answers import tasks_in
 
 from lmeval_dispersion.asking import Asking
 from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import count as counted
 from lmeval_dispersion.files import remove_parts, write_whole
 from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.output import progress_bar, say_above_progress
@@ -43,7 +44,6 @@ from lmeval_dispersion.racing.report import (
     unit_scores,
 )
 from lmeval_dispersion.racing.rule import SHARED, STEP
-from lmeval_dispersion.report.declared import count as counted
 from lmeval_dispersion.report.declared import listed
 
 if TYPE_CHECKING:

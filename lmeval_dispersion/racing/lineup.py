@@ -37,13 +37,13 @@ from lmeval_screener.tokens.sets import AnswerSet
 from lmeval_screener.weights.tensors import DTYPE_BITS
 
 from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import count as counted
 from lmeval_dispersion.files import json_in
 from lmeval_dispersion.layouts import Form, Label, Text
 from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.arguments import Which
 from lmeval_dispersion.racing.contest import LONG, Phase, phases
 from lmeval_dispersion.racing.rule import SHARED, STEP
-from lmeval_dispersion.report.declared import count as counted
 from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.store.identity import SUFFIX
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.errors import count
 from lmeval_dispersion.evidence import CUT, LOST
 from lmeval_dispersion.harness.failures import as_their_base
 from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
@@ -18,7 +19,7 @@ from lmeval_dispersion.racing.lineup import Entry, time_words
 from lmeval_dispersion.racing.rule import SHARED
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.cells import short_names
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.report.document import Mark
 from lmeval_dispersion.report.vega import SAYS, mark, names_apart, numeric, span
 from lmeval_dispersion.statistics import LEVEL

@@ -15,8 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lmeval_dispersion.errors import MissingExtraError, UnknownNameError, UsageError, shortened
-from lmeval_dispersion.errors import count as count
+from lmeval_dispersion.errors import (
+    MissingExtraError,
+    UnknownNameError,
+    UsageError,
+    count,
+    shortened,
+)
 from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.report.cells import json_value, public_fields, shown
 from lmeval_dispersion.report.document import (

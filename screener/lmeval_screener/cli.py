@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
         with _progress(args.quiet) as screening.on_done:
             result = screening.result(selected)
         if session is not None and session.reused:
-            from lmeval_dispersion.report.declared import count
+            from lmeval_dispersion.errors import count
 
             output.say(
                 f"{args.registry} already had the results of {session.reused} of "

@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 import tiny_models
 import yaml
-from forks import Ended, Forks
+from forks import OF_A_RACE, Ended, Forks
 from processes import environment
 
 from lmeval_dispersion.installation import data_folder
@@ -30,16 +30,12 @@ pytestmark = pytest.mark.slow
 DEMO = data_folder("demo")
 
 MODULES = (
-    *(
-        "torch",
-        "lm_eval.models.huggingface",
-        "lm_eval.tasks.manager",
-        "transformers.models.llama",
-        "peft",
-    ),
-    *("lmeval_dispersion.racing.commands", "lmeval_dispersion.racing.evaluation", "datasets"),
-    *("lmeval_dispersion.harness.embedding.samples", "lmeval_dispersion.laboratory.study"),
-    *("lmeval_screener.cli", "lmeval_screener.screening.run"),
+    *OF_A_RACE,
+    "peft",
+    "lmeval_dispersion.harness.embedding.samples",
+    "lmeval_dispersion.laboratory.study",
+    "lmeval_screener.cli",
+    "lmeval_screener.screening.run",
 )
 KILLED = {-signal.SIGKILL, -signal.SIGPROF}
 DISPERSION_CLASS = "!function lmeval_dispersion.harness.DispersionTask"

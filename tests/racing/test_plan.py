@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from lmeval_screener.targets.names import parse_name
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.racing.contest import LOADS
+from lmeval_dispersion.racing.folder import _as_named, what_loads
 from lmeval_dispersion.racing.lineup import Entry, Lineup, Plan, may_cut, questions_of, time_words
 
 
@@ -120,3 +122,23 @@ def test_a_plan_of_a_budget_counts_what_is_answered() -> None:
 )
 def test_a_time_is_a_short_text(seconds: float, words: str) -> None:
     assert time_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"pretrained": "org/m", "revision": "dev"}, "org/m@dev"),
+        ({"pretrained": "org/m", "revision": "dev", "gguf_file": "q4.gguf"}, "org/m@dev:q4.gguf"),
+        ({"pretrained": "org/m", "revision": "a" * 40}, "org/m"),
+        ({"pretrained": "org/base", "revision": "dev", "peft": "org/lora"}, "org/lora"),
+    ],
+)
+def test_a_checkpoint_that_was_not_loaded_is_named_as_a_command_has_to(
+    arguments: dict[str, str], words: str
+) -> None:
+    """Read back, the name is that of the same repository, revision and file."""
+    assert _as_named(arguments) == words
+    target = parse_name(words)
+    assert (target.repo, target.file or "") == what_loads(arguments)
+    if "peft" not in arguments and arguments["revision"] == "dev":
+        assert target.revision == "dev"

@@ -37,9 +37,8 @@ from lmeval_dispersion.auditing.run import (
     read_run,
     rows_where,
 )
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import UsageError, count
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import (
     LEVEL,
     NORMAL_975,

@@ -27,9 +27,8 @@ from lmeval_dispersion.auditing.calibrating.calibrator import (
 from lmeval_dispersion.auditing.figures import RunReport, both_ends
 from lmeval_dispersion.auditing.run import AuditRun, Rows, rows_where
 from lmeval_dispersion.auditing.slices import Slice, by_column, known_mean
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import UsageError, count
 from lmeval_dispersion.report import Col, Table
-from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import student_quantile
 from lmeval_dispersion.store import read_store
 

@@ -30,9 +30,9 @@ from lmeval_dispersion.auditing.figures import (
 )
 from lmeval_dispersion.auditing.run import FEWEST, Array, AuditRun, Missing, Rows, check_labels
 from lmeval_dispersion.auditing.slices import Slice, known_mean, strata
+from lmeval_dispersion.errors import count
 from lmeval_dispersion.geometry import Estimate
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.vega import numeric
 from lmeval_dispersion.statistics import NORMAL_975, Interval, rank_correlations
 

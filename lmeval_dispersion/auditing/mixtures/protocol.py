@@ -25,9 +25,8 @@ from lmeval_dispersion.auditing.calibrating.calibrator import confidence_thresho
 from lmeval_dispersion.auditing.mixtures.curves import SEEDS, mixture_size, pools
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, check_labels
 from lmeval_dispersion.auditing.slices import by_value
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import UsageError, count
 from lmeval_dispersion.report import Col, Table
-from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import student_interval
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from lm_eval.utils import apply_template
 
-from lmeval_dispersion.errors import HarnessError, UsageError, first_line
+from lmeval_dispersion.errors import HarnessError, UsageError, count, first_line
 from lmeval_dispersion.files import hashed, sha256
 from lmeval_dispersion.harness import recording
 from lmeval_dispersion.harness.records import (
@@ -36,7 +36,6 @@ from lmeval_dispersion.logs.results import model_of, section
 from lmeval_dispersion.logs.runs import LoggedRun, find_run
 from lmeval_dispersion.model.capture import resolve, split_names
 from lmeval_dispersion.model.load_report import warned_loads
-from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.store import begin_store, read_store
 from lmeval_dispersion.store.format import MANIFEST, PARTS
 from lmeval_dispersion.store.identity import SUFFIX

@@ -16,10 +16,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import UsageError, count
 from lmeval_dispersion.geometry import Array
 from lmeval_dispersion.report import Col, Report, Table
-from lmeval_dispersion.report.declared import count, some
+from lmeval_dispersion.report.declared import some
 from lmeval_screener.chance import Own
 from lmeval_screener.errors import GONE
 from lmeval_screener.figures import numbers_of

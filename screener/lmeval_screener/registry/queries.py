@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from lmeval_dispersion.errors import UsageError, without_secrets
+from lmeval_dispersion.errors import UsageError, count, without_secrets
 from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.report import Col, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value
-from lmeval_dispersion.report.declared import count, listed, some
+from lmeval_dispersion.report.declared import listed, some
 from lmeval_dispersion.report.document import columns_of, fields_of
 from lmeval_screener import ranking
 from lmeval_screener.orders import UNSAID, Order

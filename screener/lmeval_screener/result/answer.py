@@ -13,7 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from lmeval_dispersion.report.declared import count, listed, some
+from lmeval_dispersion.errors import count
+from lmeval_dispersion.report.declared import listed, some
 from lmeval_dispersion.statistics import LEVEL
 from lmeval_screener.chance import Own, is_noise
 from lmeval_screener.figures import Gap, Ratio, difference

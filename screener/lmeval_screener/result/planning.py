@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lmeval_dispersion.errors import count
 from lmeval_dispersion.report import Column, Document, Section, Table
-from lmeval_dispersion.report.declared import count
 from lmeval_screener.formats import SAFETENSORS
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lmeval_dispersion.errors import NothingScreenedError, UsageError
+from lmeval_dispersion.errors import NothingScreenedError, UsageError, count
 from lmeval_dispersion.evidence import OUR_MODELS, Slope
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.report.document import Mark, fields_of
 from lmeval_screener.chance import WITHIN, Own
 from lmeval_screener.figures import difference

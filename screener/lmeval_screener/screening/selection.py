@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import urlencode
 
-from lmeval_dispersion.errors import UsageError, listed_names, printable
+from lmeval_dispersion.errors import UsageError, count, listed_names, printable
 from lmeval_dispersion.report.cells import unguarded
-from lmeval_dispersion.report.declared import count
 from lmeval_screener.budgets import PAGES
 from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import run

@@ -17,10 +17,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from lmeval_dispersion.arguments import takes
-from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError, count
 from lmeval_dispersion.evidence import FINE_TUNES, SLOPES, Slope
 from lmeval_dispersion.report import Chart, Col, Report, Table
-from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.report.vega import Spec, accuracy_points
 from lmeval_dispersion.statistics import holm, normal_point

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.errors import count
 from lmeval_dispersion.geometry import Array
-from lmeval_dispersion.report.declared import count, some
+from lmeval_dispersion.report.declared import some
 from lmeval_screener.figures import relative_error, storage_error
 from lmeval_screener.formats import ADAPTERS
 from lmeval_screener.weights.body import UNKNOWN, Bodies, Likeness, keys, kind, likeness, tensors_in

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.report.declared import count
+from lmeval_dispersion.errors import count
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import BaseError, ScreeningError, cannot
 from lmeval_screener.formats import ADAPTERS, own_weights
