@@ -43,7 +43,7 @@ class OneRun(Vectors, Judge):
     run: Annotated[AuditRun | str | Path | None, Option("RUN")] = None
     _: KW_ONLY
     demo: bool = False
-    seed: int = 0
+    seed: Annotated[int, Option(least=0)] = 0
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Calibrating(SlicedDocuments, Vectors):
 
     run: Annotated[AuditRun | str | Path, Option("RUN")]
     _: KW_ONLY
-    seed: int = 0
+    seed: Annotated[int, Option(least=0)] = 0
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class StudyOptions:
 
     segment: Annotated[int, Option("TOKENS")] = 512
     pack: bool = False
-    seed: Annotated[int, Option("N")] = 0
+    seed: Annotated[int, Option("N", least=0)] = 0
     batch: Annotated[int | None, Option(least=1)] = None
     folder: Annotated[str | Path | None, Option("FOLDER", ("--study",))] = None
     quiet: bool = False

@@ -9,7 +9,7 @@ from synthetic import concluded, documents, planted_store, subjects_store, vecto
 
 from lmeval_dispersion.auditing.calibrating.calibrator import TRIVIAL
 from lmeval_dispersion.auditing.compare import compare
-from lmeval_dispersion.auditing.ranking import ranked_documents
+from lmeval_dispersion.auditing.ranking import rank, ranked_documents
 from lmeval_dispersion.auditing.report import JUDGED, Audit, audit
 from lmeval_dispersion.auditing.run import Missing, read_run
 from lmeval_dispersion.errors import UsageError
@@ -148,3 +148,10 @@ def test_the_bundled_runs_are_there_in_python_too():
         audit()
     with pytest.raises(UsageError, match="demo=True"):
         compare(["run"], demo=True)
+
+
+@pytest.mark.parametrize("asked", [audit, rank])
+@pytest.mark.parametrize("seed", [-1, None])
+def test_a_seed_that_no_generator_takes_is_a_sentence(asked, seed):
+    with pytest.raises(UsageError, match="seed: expected "):
+        asked(demo=True, seed=seed)
